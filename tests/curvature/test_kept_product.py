@@ -146,10 +146,8 @@ def test_every_product_has_the_bits_of_the_first(block, width, batches):
         of_part = given.operator(name, part)
         # No operator has a product before.
         alone = [given.operator(name, part) @ vector for vector in many.T]
-        assert all(
-            torch.equal(of_part @ vector, first)
-            for vector, first in zip(many.T, alone, strict=True)
-        )
+        for vector, first in zip(many.T, alone, strict=True):
+            assert torch.equal(of_part @ vector, first)
     for vector in many.T:
         truth = of_double_backward(given, rows, columns, vector)
         assert_close(operator @ vector, truth, rtol=1e-9, atol=1e-12)
@@ -209,7 +207,8 @@ def test_what_the_code_of_users_draws_in_a_product_is_put_back(
     before = states()
     products = [operator @ vector for _ in range(6)]
     assert states() == before
-    assert all(torch.equal(one, products[0]) for one in products)
+    for one in products:
+        assert torch.equal(one, products[0])
     assert operator._kept is not None
     assert not operator._kept._is_alone
 

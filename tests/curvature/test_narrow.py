@@ -35,7 +35,8 @@ def difference(objective, model, columns=("W_Q", "W_V")):
             )
             exact = column.split_matmat(probes)
             products = narrow.column(layer, col, [col]).split_matmat(probes.float())
-            assert all(product.dtype == torch.float32 for product in products.values())
+            for product in products.values():
+                assert product.dtype == torch.float32
             found += [
                 off(products[key], value) for key, value in exact.items() if value.any()
             ]

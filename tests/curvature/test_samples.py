@@ -90,9 +90,8 @@ def test_samples_that_do_not_count_may_as_well_not_be_there():
             number(left, quantity), rel=1e-12
         )
     for name in ("adam_expected", "shampoo", "empirical_fisher"):
-        one, other = (
-            problem.approximation(name, "0.weight") for problem in (whole, left)
-        )
+        one = whole.approximation(name, "0.weight")
+        other = left.approximation(name, "0.weight")
         assert_close(one @ torch.eye(12).double(), other @ torch.eye(12).double())
 
 
@@ -152,7 +151,8 @@ def arguments(samples, *, spread):
 
 @pytest.mark.parametrize("samples", daily([2, 5, 6], 2))
 def test_arguments_without_an_axis_of_samples_are_not_cut(samples):
-    one, other = (arguments(samples, spread=spread) for spread in (False, True))
+    one = arguments(samples, spread=False)
+    other = arguments(samples, spread=True)
     assert number(one) == pytest.approx(number(other), rel=1e-12)
     for name in ("empirical_fisher", "shampoo", "sampled_fisher"):
         found, truth = (

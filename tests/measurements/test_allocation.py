@@ -94,7 +94,8 @@ def test_probes_are_linear_in_log_sigma_between_the_pilots():
 def test_pilots_are_other_networks_and_only_for_variants_that_probe():
     cells = Sweep([("", config())]).pilots
     assert len(cells) == 2 * PILOT_REPEATS == len({cell.seed for cell in cells})
-    assert all(cell.seed < 0 for cell in cells)
+    for cell in cells:
+        assert cell.seed < 0
     assert {cell.sigma for cell in cells} == {0.01, 10.0}
     assert not Sweep([("", config(model=ModelConfig(d_model=6)))]).pilots
     assert not Sweep(
@@ -118,7 +119,8 @@ def test_pilots_cost_at_most_a_quarter_of_the_cells():
     assert few.notes == [
         "pilots would cost 189% of the cells, more than 25%: 20 probes without them"
     ]
-    assert all(cell.probe_counts == {} for cell in few.cells)
+    for cell in few.cells:
+        assert cell.probe_counts == {}
     assert few.notes[0] in preview.describe_plan(few)
 
 

@@ -64,6 +64,10 @@ ONLY_DENSE = {
 }
 
 
+def cell_of(**settings):
+    return Sweep([("", replace(CONFIG, **settings))]).cells[0]
+
+
 def twice(objective, request):
     return Measured([row_of(quantity="twice", value=2.0)])
 
@@ -72,19 +76,7 @@ def twice(objective, request):
 @pytest.mark.long
 def test_a_quantity_gives_the_rows_of_its_row(name, one_state, monkeypatch):
     monkeypatch.setattr(slices, "_ANGLES", 4)
-    (cell,) = Sweep(
-        [
-            (
-                "",
-                replace(
-                    CONFIG,
-                    quantities=[name],
-                    output_dir=one_state,
-                    **WHOLE_TOO.get(name, {}),
-                ),
-            )
-        ]
-    ).cells
+    cell = cell_of(quantities=[name], output_dir=one_state, **WHOLE_TOO.get(name, {}))
     found = compute_cell(cell)
     given = {row["quantity"] for row in found.rows} | (
         {name} if name == "hessian" and found.arrays else set()
@@ -94,7 +86,8 @@ def test_a_quantity_gives_the_rows_of_its_row(name, one_state, monkeypatch):
     }
     facts = row_facts()  # which is what readers of tables know
     assert {row["quantity"] for row in found.rows if row["row"]} <= facts.keys()
-    assert not any(facts[row].has_part for row in without_part)
+    for row in without_part:
+        assert not facts[row].has_part
     assert name not in CORE or set(quantity(name).rows) <= facts.keys()
     assert given == set(quantity(name).rows) - (
         ONLY_DENSE if name == "hessian_distance" else set()
@@ -108,7 +101,7 @@ def one_state(tmp_path_factory):
 
 @pytest.mark.parametrize("way", [twice, f"{__name__}:twice"])
 def test_a_quantity_is_a_function_or_the_name_of_one(way):
-    (cell,) = Sweep([("", replace(CONFIG, state=StateConfig()))]).cells
+    cell = cell_of(state=StateConfig())
     problem = draw_problem(cell)
     assert (
         Quantity("twice", way)
@@ -141,18 +134,8 @@ WITH_PART = Quantity("largest_weight", measure)
 def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OF_WEIGHTS)
-    run_sweep(
-        Sweep(
-            [
-                (
-                    "",
-                    replace(
-                        CONFIG, state=StateConfig(), quantities=["mine.py:QUANTITY"]
-                    ),
-                )
-            ]
-        )
-    )
+    own = replace(CONFIG, state=StateConfig(), quantities=["mine.py:QUANTITY"])
+    run_sweep(Sweep([("", own)]))
     table = read_run(tmp_path / "outputs" / "sigma").table
     assert len(table)
     assert set(table["part"]) == {""}
@@ -160,20 +143,7 @@ def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path, monkeypa
     with pytest.raises(
         UserError, match="gives rows of a block without a part"
     ) as refused:
-        compute_cell(
-            Sweep(
-                [
-                    (
-                        "",
-                        replace(
-                            CONFIG,
-                            state=StateConfig(),
-                            quantities=["mine.py:WITH_PART"],
-                        ),
-                    )
-                ]
-            ).cells[0]
-        )
+        compute_cell(cell_of(state=StateConfig(), quantities=["mine.py:WITH_PART"]))
     assert "has_part=False" in str(refused.value)
 
 
@@ -193,20 +163,7 @@ def test_two_rows_for_one_number_fail_where_they_are_made(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "twice.py").write_text(TWICE)
     with pytest.raises(UserError, match="gives two rows for one number"):
-        compute_cell(
-            Sweep(
-                [
-                    (
-                        "",
-                        replace(
-                            CONFIG,
-                            state=StateConfig(),
-                            quantities=["twice.py:QUANTITY"],
-                        ),
-                    )
-                ]
-            ).cells[0]
-        )
+        compute_cell(cell_of(state=StateConfig(), quantities=["twice.py:QUANTITY"]))
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,8 @@ def test_hutchinson_covers_the_dense_norm():
 
 
 def test_both_engines_give_the_same_estimate():
-    ours, reference = (
-        norms(EstimatorConfig(Method.hutchinson, products=products))
-        for products in (Products.linearised, Products.curvlinops)
-    )
+    ours = norms(EstimatorConfig(Method.hutchinson, products=Products.linearised))
+    reference = norms(EstimatorConfig(Method.hutchinson, products=Products.curvlinops))
     for key, norm in ours.items():
         assert norm.value == pytest.approx(reference[key].value, rel=1e-12)
         assert norm.error == pytest.approx(reference[key].error, rel=1e-9)

@@ -465,18 +465,6 @@ class Recurrent(nn.Module):
         return torch.stack(found, dim=1)
 
 
-class Cell(nn.Module):
-    """torch's own recurrence, started from a state (1, samples, width)."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell = nn.RNN(3, 4, batch_first=True)
-        self.out = nn.Linear(4, CLASSES)
-
-    def forward(self, x, start):
-        return self.out(self.cell(x, start)[0])
-
-
 def of_network(network, weight, x, y):
     torch.manual_seed(1)
     for parameter in network.double().parameters():
@@ -494,49 +482,6 @@ def of_network(network, weight, x, y):
         weight,
         counting,
     )
-
-
-class Encoder(nn.Module):
-    """torch's encoder, with a mask of padding (samples, length) and one of attention (length, length)."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True)
-        self.out = nn.Linear(4, CLASSES)
-
-    def forward(self, x, allowed, padding):
-        return self.out(self.layer(x, src_mask=allowed, src_key_padding_mask=padding))
-
-
-def encoder():
-    """As many samples as positions: each of the masks could be cut along either axis."""
-    torch.manual_seed(7)
-    network = Encoder().double().eval()
-    x = draws(4, 4, 4)
-    padding = torch.arange(4) >= torch.tensor([4, 2, 3, 4])[:, None]
-    target = labels(4, 4).masked_fill(padding, IGNORED)
-    batch = {"x": x, "allowed": torch.ones(4, 4).triu(1).bool(), "padding": padding}
-    run = partial(network, **batch)
-    terms = float((~padding).sum())
-    return Case(
-        network,
-        batch,
-        target,
-        "cross_entropy",
-        run,
-        flat(target),
-        terms,
-        "layer.linear1.weight",
-        4,
-    )
-
-
-def cell():
-    case = of_network(Cell(), "out.weight", LONG, TAGS)
-    start = draws(1, 4, 4, seed=6)
-    case.inputs = (LONG, start)
-    case.outputs = lambda: case.network(LONG, start)
-    return case
 
 
 def language(kind):
@@ -660,8 +605,6 @@ CASES = {
     ),
     "recurrent": lambda: of_network(Recurrent(), "outer.weight", LONG, PADDED),
     "recurrent inputs": lambda: of_network(Recurrent(), "inner.weight", LONG, TAGS),
-    "a state of another axis": cell,
-    "an encoder's two masks": encoder,
     "causal, padded": lambda: language("gpt"),
     "causal, float32 inside": lambda: language("llama"),
 }

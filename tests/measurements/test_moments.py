@@ -104,7 +104,8 @@ def test_moments_are_those_of_explicit_tensors(model):
         [row["value"] for row in compute_cell(cell(f"moment_{order}", model)).rows]
         for order in (1, 2, 3)
     ]
-    assert all(len(values) == model.n_layers for values in found)
+    for values in found:
+        assert len(values) == model.n_layers
     for layer, expected in enumerate(explicit_moments(model)):
         assert [values[layer] for values in found] == pytest.approx(expected, rel=1e-9)
 

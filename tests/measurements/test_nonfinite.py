@@ -95,7 +95,8 @@ def assert_lost(found):
     assert found.rows
     assert not found.arrays
     assert {row["status"] for row in found.rows} == {"nonfinite"}
-    assert not any(math.isfinite(row["value"]) for row in found.rows)
+    for row in found.rows:
+        assert not math.isfinite(row["value"])
 
 
 @pytest.mark.parametrize("place", daily(PLACES, next(iter(PLACES))))
@@ -166,7 +167,8 @@ def test_wholly_masked_rows_are_said_with_the_products_that_are_finite():
 def test_what_no_loss_enters_stands():
     counted = measured("auto", "num_parameters", "weight").rows
     assert {row["status"] for row in counted} == {"ok"}
-    assert all(row["value"] > 0 for row in counted)
+    for row in counted:
+        assert row["value"] > 0
     norms = {
         row["col"]: row["status"]
         for row in measured("auto", "weight_norm", "weight").rows

@@ -58,13 +58,10 @@ def eigenvalues(found):
 def test_every_quantity_agrees_with_the_eigenvalues():
     spectra = eigenvalues(compute_cell(cell("spectrum")))
     assert {part for _, part in spectra} == {"H_oT", "H_fT", "H"}
-    norms, traces = (
-        values(compute_cell(cell(name)), name) for name in ("frobenius", "trace")
-    )
-    largest, smallest = (
-        values(compute_cell(cell(name)), name)
-        for name in ("largest_eigenvalue", "smallest_eigenvalue")
-    )
+    norms = values(compute_cell(cell("frobenius")), "frobenius")
+    traces = values(compute_cell(cell("trace")), "trace")
+    largest = values(compute_cell(cell("largest_eigenvalue")), "largest_eigenvalue")
+    smallest = values(compute_cell(cell("smallest_eigenvalue")), "smallest_eigenvalue")
     second = values(compute_cell(cell("density")), "density_second_moment")
     for place, found in spectra.items():
         scale = np.abs(found).max()
@@ -124,7 +121,8 @@ def test_distances_of_subsets():
         if row["quantity"] == "hessian_distance" and row["index"] == 8
     ]
     assert {row["part"] for row in last} == {"H_oT", "H_fT", "H"}
-    assert all(row["value"] == pytest.approx(0, abs=1e-12) for row in last)
+    for row in last:
+        assert row["value"] == pytest.approx(0, abs=1e-12)
 
 
 def test_keys_of_the_other_parts_stay():
@@ -170,4 +168,5 @@ def test_pictures_have_scores_too():
     model = ModelConfig(kind=Kind.vit, d_model=4, n_heads=2, patch=4)
     task = TaskConfig(data=Data.digits, batch_size=3)
     found = values(compute_cell(cell("frobenius", model, task=task)), "frobenius")
-    assert all(found[1, part][0] > 0 for part in ("H_oT", "H_fT", "H"))
+    for part in ("H_oT", "H_fT", "H"):
+        assert found[1, part][0] > 0

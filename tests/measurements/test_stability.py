@@ -149,7 +149,8 @@ def test_the_residual_stream_has_a_length_after_every_layer(config):
 def test_accuracy_counts_whole_answers_and_digits(config):
     found = {row["index"]: row for row in rows(config, "accuracy")}
     assert list(found) == [None, 1, 2, 3]  # two digits: no cascade of three
-    assert all(0 <= row["value"] <= 1 for row in found.values())
+    for row in found.values():
+        assert 0 <= row["value"] <= 1
     assert found[None]["value"] <= min(found[index]["value"] for index in (1, 2, 3))
     share = found[3]["value"]
     assert found[3]["error"] == pytest.approx(math.sqrt(share * (1 - share) / 20))
@@ -503,7 +504,8 @@ def test_the_predicted_decrease_is_that_of_the_next_update(config, optimiser):
         row["quantity"]: row["value"]
         for row in rows(changed, "predicted_decrease", step=6)
     }
-    before, after = (draw_problem(cell(changed, "loss", step)) for step in (6, 7))
+    before = draw_problem(cell(changed, "loss", 6))
+    after = draw_problem(cell(changed, "loss", 7))
     assert found["true_decrease"] == pytest.approx(
         float(loss_of(before) - loss_of(after)), rel=1e-8
     )
@@ -574,4 +576,5 @@ def test_a_cost_is_that_of_the_state_however_far_its_updates_lead(
         dtype=DType.float32,
     )
     found = rows(replace(config, training=far), "training_cost", step=0)
-    assert all(row["status"] == "ok" for row in found)
+    for row in found:
+        assert row["status"] == "ok"

@@ -49,65 +49,39 @@ def compare(scale, found, truth, *, rel=1e-10):
         )
 
 
-ESTIMATORS = ("dense", "hutchinson", "aligned", "auto")
-SCALED = [
-    "frobenius",
-    "trace",
-    "largest_eigenvalue",
-    "smallest_eigenvalue",
-    "gradient_norm",
-]
+NORMS = ["frobenius", "largest_eigenvalue", "smallest_eigenvalue", "gradient_norm"]
+ALIGNED = {"estimator": "aligned", "quantities": NORMS, "num_probes": 6}
+EVERY = {"quantities": ["trace", *NORMS], "num_probes": 6}
+XTRACE = {"quantities": ["frobenius", "trace"], "num_probes": 4, "blocks": "0.weight"}
+ASKED = {
+    **{name: {**EVERY, "estimator": name} for name in ("dense", "hutchinson", "auto")},
+    "aligned": ALIGNED,
+    **{
+        f"xtrace {parts}": {**XTRACE, "estimator": "xtrace", "parts": parts}
+        for parts in ("H", "H_o")
+    },
+}
 
 
 @pytest.mark.parametrize("scale", FAR)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_norms_traces_and_eigenvalues_scale(estimator, scale):
-    quantities = [name for name in SCALED if name != "trace" or estimator != "aligned"]
-    asked = {
-        "estimator": estimator,
-        "num_probes": 6,
-        "parts": ["H", "H_o", "H_f"],
-        "quantities": quantities,
-    }
-    compare(scale, measured(scale, **asked), measured(1.0, **asked))
-
-
-@pytest.mark.parametrize("scale", FAR)
-def test_xtrace_scales(scale):
-    for parts in ("H", "H_o"):
-        asked = {
-            "estimator": "xtrace",
-            "num_probes": 4,
-            "parts": parts,
-            "quantities": ["frobenius", "trace"],
-        }
-        asked |= {"blocks": ["0.weight"]}
-        compare(scale, measured(scale, **asked), measured(1.0, **asked))
+@pytest.mark.parametrize("name", ASKED)
+def test_norms_traces_and_eigenvalues_scale(name, scale):
+    compare(scale, measured(scale, **ASKED[name]), measured(1.0, **ASKED[name]))
 
 
 @pytest.mark.parametrize("scale", NARROW)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_float32_scales(estimator, scale):
-    asked = {
-        "estimator": estimator,
-        "num_probes": 6,
-        "parts": ["H", "H_o"],
-        "dtype": "float32",
-    }
-    asked |= {
-        "quantities": [
-            "frobenius",
-            "largest_eigenvalue",
-            *["trace"] * (estimator != "aligned"),
-        ]
-    }
+@pytest.mark.parametrize("name", [*ASKED][:4])
+def test_float32_scales(name, scale):
+    asked = {**ASKED[name], "parts": ["H", "H_o"], "dtype": "float32"}
+    asked["quantities"] = asked["quantities"][:-2]
     compare(scale, measured(scale, **asked), measured(1.0, **asked), rel=1e-4)
 
 
 @pytest.mark.parametrize("scale", FAR)
 def test_all_parts_are_there_whatever_the_size(scale):
     """None of the checks takes a small loss for none: the split, the batches' weights, the products."""
-    found, truth = (measured(one, batches=3) for one in (scale, 1.0))
+    found = measured(scale, batches=3)
+    truth = measured(1.0, batches=3)
     assert {*found.index.get_level_values("part")} == {"H", "H_o", "H_f"}
     compare(scale, found, truth)
 

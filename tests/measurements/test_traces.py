@@ -37,9 +37,8 @@ def dense_traces(found):
     values = {}
     for block in cell.variant.blocks:
         pieces = dense_blocks(engines.column(block.layer, block.col, [block]))
-        outer, functional = (
-            float(pieces[block, part].trace()) for part in (Part.H_o, Part.H_f)
-        )
+        outer = float(pieces[block, Part.H_o].trace())
+        functional = float(pieces[block, Part.H_f].trace())
         for part, value in (
             (Part.H_o, outer),
             (Part.H_f, functional),

@@ -29,7 +29,9 @@ def rows():
 
 def by_hand(layer, *, linear, temperature=1.0):
     x = rows()
-    q, k, v = (x @ weight.weight.T for weight in (layer.q, layer.k, layer.v))
+    q = x @ layer.q.weight.T
+    k = x @ layer.k.weight.T
+    v = x @ layer.v.weight.T
     scores = q @ k.transpose(1, 2) / (math.sqrt(WIDTH) * temperature)
     causal = torch.ones(LENGTH, LENGTH).tril().bool()
     pattern = (

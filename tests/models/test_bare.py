@@ -1,10 +1,9 @@
 """The linear MLP and the bare self-attention layer, by hand."""
 
 import pytest
-import torch
 from torch.testing import assert_close
 
-from hessfig.config.enums import Attention, Kind, QueryKey
+from hessfig.config.enums import Kind, QueryKey
 from hessfig.config.science import ModelConfig
 from tests.toys import toy_problem
 
@@ -31,21 +30,6 @@ def test_the_linear_mlp_is_a_product_of_matrices(depth):
     assert_close(found, expected[:, batch.scored])
 
 
-@pytest.mark.parametrize("kind", [Attention.softmax, Attention.linear])
-def test_bare_attention_is_equation_one(kind):
-    problem = toy_problem(
-        ModelConfig(
-            kind=Kind.self_attention, d_model=4, attention=kind, temperature=1.3
-        )
-    )
-    x = 0.7 * problem.batch.inputs
-    network = problem.network
-    q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))
-    scores = q @ k.transpose(1, 2) / (2 * 1.3)
-    pattern = scores if kind == Attention.linear else scores.softmax(-1)
-    assert_close(outputs(problem), pattern @ v)
-
-
 def test_a_single_matrix_takes_the_place_of_two():
     model = ModelConfig(kind=Kind.self_attention, d_model=4)
     pair = toy_problem(model)
@@ -55,15 +39,3 @@ def test_a_single_matrix_takes_the_place_of_two():
     single.network.v.weight.copy_(pair.network.v.weight)
     single.network.q.weight.copy_(pair.network.k.weight.T @ pair.network.q.weight)
     assert_close(outputs(single), outputs(pair))
-
-
-def test_heads_work_on_their_own_columns():
-    problem = toy_problem(ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2))
-    x = 0.7 * problem.batch.inputs
-    network = problem.network
-    q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))
-    heads = [
-        (q[..., s] @ k[..., s].transpose(1, 2) / 2**0.5).softmax(-1) @ v[..., s]
-        for s in (slice(2), slice(2, 4))
-    ]
-    assert_close(outputs(problem), torch.cat(heads, dim=-1))

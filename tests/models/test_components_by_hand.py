@@ -65,6 +65,8 @@ def rms(rows):
 
 
 BY_HAND = {
+    "softmax": ({"temperature": 1.3}, lambda s: (s / 1.3).softmax(-1), None),
+    "linear": ({"attention": "linear"}, lambda s: s, None),
     "sigmoid": ({"attention": "sigmoid"}, torch.sigmoid, None),
     "sigmoid log": (
         {"attention": "sigmoid", "attention_bias": "log_length"},

@@ -49,7 +49,8 @@ def test_the_output_projections_are_not_rescaled_with_depth():
 
 def test_the_linear_mlp_has_pytorchs_uniform_weights_and_no_bias():
     weights = parameters(ModelConfig(kind=Kind.linear_mlp, d_model=64, n_layers=3))
-    assert all(weight.ndim == 2 for weight in weights.values())
+    for weight in weights.values():
+        assert weight.ndim == 2
     inner = weights["layers.0.weight"]
     assert inner.abs().max() <= 1 / 8
     assert inner.std().item() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.05)
@@ -71,7 +72,8 @@ def test_sigma_redraws_the_embeddings_and_nothing_else():
 
 def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone():
     model = ModelConfig(d_model=64, sigma_scales=SigmaScales.tokens)
-    small, large = (parameters(model, sigma=sigma) for sigma in (0.01, 10.0))
+    small = parameters(model, sigma=0.01)
+    large = parameters(model, sigma=10.0)
     assert torch.equal(small["pos.weight"], large["pos.weight"])
     assert small["pos.weight"].std().item() == pytest.approx(0.1, rel=0.1)
     assert large["tok_embed.weight"].std().item() == pytest.approx(10.0, rel=0.1)
@@ -79,9 +81,9 @@ def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone(
 
 def test_the_seed_redraws_every_matrix():
     one, other = (parameters(ModelConfig(d_model=8), seed=seed) for seed in (1, 2))
-    assert all(
-        not torch.equal(w, other[name]) for name, w in one.items() if w.ndim == 2
-    )
+    for name, w in one.items():
+        if w.ndim == 2:
+            assert not torch.equal(w, other[name])
 
 
 @pytest.mark.parametrize(
@@ -108,26 +110,25 @@ def test_no_setting_shifts_the_draws_of_a_weight_it_keeps(larger):
         "head.weight",
         "layers.0.attn.q.weight",
     } <= kept
-    assert all(torch.equal(plain[name], changed[name]) for name in kept)
+    for name in kept:
+        assert torch.equal(plain[name], changed[name])
 
 
 def test_float32_weights_are_the_float64_ones_rounded():
     double, single = (
         parameters(ModelConfig(d_model=8), dtype=dtype) for dtype in DType
     )
-    assert all(
-        torch.equal(weight.float(), single[name]) for name, weight in double.items()
-    )
+    for name, weight in double.items():
+        assert torch.equal(weight.float(), single[name])
 
 
 def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter():
     first = parameters(ModelConfig(d_model=8))
     torch.manual_seed(99)
     second = parameters(ModelConfig(d_model=8))
-    assert all(
-        torch.equal(weight, second[name]) and not weight.requires_grad
-        for name, weight in first.items()
-    )
+    for name, weight in first.items():
+        assert torch.equal(weight, second[name])
+        assert not weight.requires_grad
 
 
 def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller():

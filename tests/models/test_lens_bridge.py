@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.testing import assert_close
 
 import hessfig
@@ -20,8 +19,10 @@ from hessfig.models.routes import Engines
 from hessfig.terms import Block, Part
 from tests.config.composing import configs
 from tests.daily import daily
+from tests.double_backward import hessian
 from tests.draws import labels
 from tests.models.test_found_weights import view
+from tests.models.tiny_models import places
 
 WORDS = 5
 LENGTH = 4
@@ -96,44 +97,30 @@ def tokens():
     return labels(2, LENGTH, classes=WORDS, seed=1)
 
 
-class Whole(nn.Module):
-    """The Hessian of the loss of next tokens by all parameters, written down once: double backward, row by row."""
+@cache
+def dense(name):
+    """Return the Hessian of the loss of next tokens by all parameters, by double backward."""
+    network = wrapped(bridge(name)).double()
 
-    def __init__(self, name):
-        super().__init__()
-        self.network = wrapped(bridge(name)).double()
-        self.held = {
-            path: p.detach().requires_grad_()
-            for path, p in self.network.named_parameters()
-        }
-
-    def loss(self):
-        found = functional_call(self.network, self.held, (tokens(),))
+    def loss():
+        found = network(tokens())
         logits = getattr(found, "logits", found)
         return nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
         )
 
-    def block(self, row, col):
-        slope = torch.autograd.grad(
-            self.loss(), self.held[row.parameter], create_graph=True
-        )[0]
-        rows = [
-            torch.autograd.grad(
-                one, self.held[col.parameter], retain_graph=True, materialize_grads=True
-            )[0]
-            for one in view(row, slope).flatten()
-        ]
-        return torch.stack([view(col, one).flatten() for one in rows])
+    at = [one.requires_grad_() for one in network.parameters()]
+    return network, hessian(loss, at)
 
 
-whole_of = cache(Whole)
+def dense_block(name, row, col):
+    network, whole = dense(name)
+    return whole[places(network, (row,))][:, places(network, (col,))]
 
 
 @pytest.mark.parametrize("name", daily(BRIDGES, "gpt2"))
 def test_every_named_block_is_that_of_double_backward(name):
     objective = hessfig.Problem(bridge(name), tokens()).objective("float64")
-    whole = whole_of(name)
     layout = objective.layout
     matrices = {"W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"}
     assert matrices | {"W_E", "W_U"} <= {
@@ -142,7 +129,7 @@ def test_every_named_block_is_that_of_double_backward(name):
     engines = Engines(objective, ModelConfig(), Products.linearised)
     for weight in layout.weights:
         block = Block(weight.layer, weight.name, weight.name)
-        truth = whole.block(weight, weight)
+        truth = dense_block(name, weight, weight)
         column = engines.column(weight.layer, weight.name, [block])
         found = column.split_matmat(
             torch.eye(weight.size, dtype=torch.float64), [Part.H]
@@ -154,13 +141,13 @@ def test_every_named_block_is_that_of_double_backward(name):
 @pytest.mark.parametrize("name", daily(BRIDGES, "gpt2"))
 def test_pairs_and_heads_by_their_short_name(name):
     problem = hessfig.Problem(bridge(name), tokens())
-    whole = whole_of(name)
     layout = problem.objective("float64").layout
-    head = layout.members(1, "W_Q.head2")[0]
-    value = layout.members(1, "W_V")[0]
+    (head,) = layout.members(1, "W_Q.head2")
+    (value,) = layout.members(1, "W_V")
+    truth = dense_block(name, head, value)
+    assert truth.abs().max() > 1e-4
     found = problem.operator(("W_Q.h2@1", "W_V@1")).dense()
-    assert_close(found, whole.block(head, value), rtol=0, atol=1e-10)
-    assert whole.block(head, value).abs().max() > 1e-4
+    assert_close(found, truth, rtol=0, atol=1e-10)
 
 
 def test_the_fused_map_that_a_bridge_has_split_is_no_weight():
@@ -175,35 +162,21 @@ def test_the_bridge_stays_as_it_was():
     held = bridge("gpt2")
     before = {name: (one.dtype, one.clone()) for name, one in held.named_parameters()}
     hessfig.measure(hessfig.Problem(held, tokens()), blocks=["W_V"])
-    assert all(
-        one.dtype == before[name][0] and one.equal(before[name][1])
-        for name, one in held.named_parameters()
-    )
+    for name, one in held.named_parameters():
+        assert one.dtype == before[name][0]
+        assert one.equal(before[name][1])
 
 
 @pytest.mark.long
-def test_targets_of_ones_own_and_several_batches_count():
-    held = bridge("native")
+def test_next_tokens_of_several_batches_count():
     every = tokens()
-    targets = every.roll(1, 1)
-    whole = hessfig.measure(
-        hessfig.Problem(held, every, targets), blocks=["W_V"], estimator="dense"
+    whole, parts = (
+        hessfig.measure(
+            hessfig.Problem(bridge("native"), given), blocks=["W_V"], estimator="dense"
+        )
+        for given in (every, [*every.split(1)])
     )
-    parts = hessfig.measure(
-        hessfig.Problem(held, [*every.split(1)], [*targets.split(1)]),
-        blocks=["W_V"],
-        estimator="dense",
-    )
-    assert whole["value"].tolist() == pytest.approx(parts["value"].tolist(), rel=1e-10)
-    alone = hessfig.measure(
-        hessfig.Problem(held, [*every.split(1)]), blocks=["W_V"], estimator="dense"
-    )
-    shifted = hessfig.measure(
-        hessfig.Problem(held, every), blocks=["W_V"], estimator="dense"
-    )
-    assert alone["value"].tolist() == pytest.approx(
-        shifted["value"].tolist(), rel=1e-10
-    )
+    assert parts["value"].tolist() == pytest.approx(whole["value"].tolist(), rel=1e-10)
 
 
 def test_an_encoder_needs_targets():

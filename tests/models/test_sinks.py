@@ -5,16 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessfig.config.enums import MLP, DType, Norm, QueryKey, Sink
+from hessfig.config.enums import DType, Sink
 from hessfig.config.science import ModelConfig
-from hessfig.measurements.block_norms import dense_blocks
-from hessfig.models.blocks import matrices_of
-from hessfig.models.exact.support import Level, exactness
 from hessfig.models.networks import Transformer
 from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
-from hessfig.terms import PARTS, Block, Part
-from tests.toys import build_model, exact_norms, toy_problem
+from tests.toys import build_model, toy_problem
 
 PLAIN = ModelConfig(d_model=4, d_mlp=6, n_heads=2, n_layers=2)
 SUNK = [
@@ -78,46 +74,3 @@ def test_each_kind_of_sink_is_a_network_of_its_own():
     assert all(
         not torch.allclose(a, b) for i, a in enumerate(logits) for b in logits[:i]
     )
-
-
-@pytest.mark.parametrize("model", SUNK, ids=lambda model: model.sink)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"n_layers": 1},
-        {},
-        {"norm": Norm.pre, "mlp": MLP.gelu},
-        {"query_key": QueryKey.single, "n_layers": 1},
-    ],
-    ids=["one layer", "two layers", "pre-LN", "single matrix"],
-)
-@pytest.mark.long
-def test_exact_norms_are_those_of_dense_blocks(model, changes):
-    model = replace(model, **changes)
-    problem = toy_problem(model)
-    layer = model.n_layers
-    tape = LinearisedNetwork(problem, model)
-    parts = list(PARTS)
-    for col in matrices_of(model):
-        dense = dense_blocks(tape.column(layer, col, [col]))
-        block = Block(layer, col, col)
-        assert all(
-            exactness(model, block, part).level != Level.unsupported for part in parts
-        )
-        found = exact_norms(problem, layer, col, [col], parts, model=model)
-        truth = {part: dense[col, part].norm() for part in (Part.H_o, Part.H_f)}
-        truth[Part.H] = (dense[col, Part.H_o] + dense[col, Part.H_f]).norm()
-        for part in parts:
-            assert found[col, part] == pytest.approx(
-                float(truth[part]), rel=1e-9, abs=1e-10
-            )
-
-
-@pytest.mark.parametrize("model", SUNK, ids=lambda model: model.sink)
-@pytest.mark.parametrize("col", ["W_Q", "W_K"])
-def test_scores_below_the_last_layer_know_the_sink(model, col):
-    problem = toy_problem(model)
-    dense = dense_blocks(LinearisedNetwork(problem, model).column(1, col, [col]))
-    found = exact_norms(problem, 1, col, [col], [Part.H], model=model)
-    truth = (dense[col, Part.H_o] + dense[col, Part.H_f]).norm()
-    assert found[col, Part.H] == pytest.approx(float(truth), rel=1e-9)

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from hessfig.config.enums import Data, Scored
+from hessfig.config.enums import Data, Products, Scored
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.column import view_of
-from hessfig.terms import Part
+from hessfig.curvature.problem import Objective
+from hessfig.models.routes import Engines
+from hessfig.terms import Block, Part
 from hessfig.weights import Weight
 from tests.double_backward import hessian, jacobian
+from tests.draws import draws
 
 VOCABULARY = 5
 CONTEXT = 4
@@ -184,6 +187,42 @@ def _dense(
         Part.H_f: hessian(lambda: (logits() * slope).sum(), [*at.values()], rounding),
         Part.H_o: slopes.T @ curved @ slopes,
     }
+
+
+def off(
+    problem: Objective,
+    parts: dict[Part, Tensor],
+    block: Block,
+    only: str = "",
+    *,
+    model: torch.nn.Module | None = None,
+    products: Products = Products.linearised,
+    least: float = 1e-4,
+    singly: bool = False,
+) -> float:
+    """Return the largest error of a block's products, relative to the largest of H_o and H_f.
+
+    What is wrong in a block is wrong along these four directions, for all but a null set.
+    A block that vanishes (that of the keys' bias, which no softmax sees) counts beside
+    `least` of the whole Hessian. `singly`: also of each part asked for on its own.
+    """
+    engines = Engines(problem, ModelConfig(kind="huggingface"), products)
+    column = engines.column(block.layer, block.col, [block])
+    probes = draws(column.dim, 4, seed=column.dim)
+    model = model or model_of(problem.network)
+    rows = places(model, problem.layout.side(block.row_layer, block.row), only)
+    cols = places(model, problem.layout.side(block.layer, block.col), only)
+    truth = {part: whole[rows][:, cols] @ probes for part, whole in parts.items()}
+    scale = least * float(parts[Part.H].abs().max())
+    for part in (Part.H_o, Part.H_f):
+        scale = max(scale, float(truth[part].abs().max()))
+    asked = [[*parts], *([part] for part in parts if singly)]
+    errors = []
+    for together in asked:
+        found = column.split_matmat(probes, together)
+        for part in together:
+            errors.append(float((found[block, part] - truth[part]).abs().max()))
+    return max(errors) / scale
 
 
 def model_of(network: torch.nn.Module) -> Any:

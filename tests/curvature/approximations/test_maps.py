@@ -332,9 +332,8 @@ def test_several_batches_are_one(loss):
         *product(["2.weight"], names),
         *product(["6.weight"], ["shampoo", "soap", "muon", "kfoc"]),
     ]:
-        one, other = (
-            problem.approximation(name, block).dense() for problem in (single, several)
-        )
+        one = single.approximation(name, block).dense()
+        other = several.approximation(name, block).dense()
         assert float(one.norm()) > 1e-3
         assert_close(other, one, rtol=1e-8, atol=1e-9)
 

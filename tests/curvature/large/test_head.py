@@ -1,7 +1,5 @@
 """Where the last linear map of a network is found, and that products are the same without it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from torch.testing import assert_close
 
 import hessfig
 from hessfig.curvature.large import own_column, readouts
-from hessfig.curvature.large.own_column import head_of
 from hessfig.curvature.large.row_labels import Labels, LabelSearch
 from hessfig.curvature.losses import Called
 from hessfig.terms import PARTS
@@ -60,19 +57,9 @@ class OfFunction(Body):
         return F.linear(self.features(tokens), self.embed.weight)
 
 
-class Scaled(Body):
-    def forward(self, tokens):
-        return super().forward(tokens) * 0.5
-
-
 class ScaledInPlace(Body):
     def forward(self, tokens):
         return super().forward(tokens).mul_(0.5)
-
-
-class Softcapped(Body):
-    def forward(self, tokens):
-        return 3 * (super().forward(tokens) / 3).tanh()
 
 
 class Twice(Body):
@@ -135,9 +122,7 @@ WITH = {
 }
 WITHOUT = {
     "function": OfFunction,
-    "scaled": Scaled,
     "scaled in place": ScaledInPlace,
-    "softcapped": Softcapped,
     "twice": Twice,
     "reversed": Reversed,
     "hook": changed(lambda body: body.head.register_forward_hook(half)),
@@ -228,10 +213,6 @@ def padded(outputs, targets):
     )
 
 
-def by_module(outputs, targets):
-    return nn.CrossEntropyLoss()(outputs.flatten(0, 1), targets.flatten())
-
-
 def masked(outputs, targets):
     each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
     return each.sum() / (targets != -100).sum()
@@ -253,7 +234,6 @@ SPELLINGS = {
     "classes second": classes_second,
     "next token": next_token,
     "padding": padded,
-    "module inside": by_module,
     "masked": masked,
     "summed by a function": summed,
     "module of rows": OfRows(),
@@ -319,14 +299,6 @@ def test_other_losses_of_classes_have_no_head(name):
     assert all(map(column.network.holds, PARTS))
 
 
-def test_squared_errors_have_no_head():
-    inputs, targets = tokens()
-    problem = hessfig.Problem(
-        Body().double(), inputs, F.one_hot(targets.clamp(0), WORDS).double(), "mse"
-    )
-    assert head_of(problem.objective("float64")) is None
-
-
 def test_a_target_that_one_batch_ignores_and_another_counts_has_no_labels():
     search = LabelSearch(Called(ignoring_the_first))
     outputs = torch.randn(4, 5, dtype=torch.float64)
@@ -338,26 +310,6 @@ def test_a_target_that_one_batch_ignores_and_another_counts_has_no_labels():
 
 def ignoring_the_first(outputs, targets):
     return F.cross_entropy(outputs[1:], targets[1:])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("samples", thinned([1, 2], 2))
-def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(samples):
-    for name in ("next token", "padding", "sum"):
-        problem = of_loss(SPELLINGS[name])
-        whole = column_of(problem)
-        memory = whole.network.memory()
-        assert memory is not None
-        bound = f"{(memory.peak(samples) + memory.each / 2) / 1e3:.3f}KB"
-        column = column_of(replace(problem, memory=bound))
-        assert len(column.network) > 1
-        assert column.network.head is not None
-        vectors = draws(column.dim, 1, seed=1)
-        truth = products(whole, vectors, *PARTS)
-        for part, one in products(column, vectors, *PARTS).items():
-            assert_close(
-                one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
-            )
 
 
 def test_a_head_that_is_last_for_some_batches_alone_is_none():

@@ -243,16 +243,10 @@ def apart():
     labels = torch.randint(0, CLASSES, (12, 3))
     return {
         "network": lambda memory: hessfig.Problem(over, x, y, memory=memory),
-        "dictionary": lambda memory: hessfig.Problem(
-            over, {"x": x}, y, "cross_entropy", memory=memory
-        ),
         "loss": lambda memory: hessfig.Problem(
             network(), x, y, pairwise, memory=memory
         ),
         "gain": lambda memory: hessfig.Problem(Gain().double(), x, y, memory=memory),
-        "gain, dictionary": lambda memory: hessfig.Problem(
-            Gain().double(), {"x": x}, y, "cross_entropy", memory=memory
-        ),
         "one number": lambda memory: hessfig.Problem(
             OneNumber().double(), x, y, lambda out, _: out, memory=memory
         ),

@@ -47,7 +47,8 @@ def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values, distinct):
     assert not found.weights[:, distinct:].any()
     truth = torch.tensor(sorted(set(values)), dtype=torch.float64).expand(4, -1)
     assert_close(found.nodes[:, :distinct], truth, rtol=0, atol=1e-13)
-    assert all(bool(value.isfinite().all()) for value in vars(found).values())
+    for value in vars(found).values():
+        assert bool(value.isfinite().all())
 
 
 def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch):

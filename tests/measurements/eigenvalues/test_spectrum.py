@@ -98,9 +98,8 @@ def test_densities_have_mean_and_second_moment_within_their_errors(probes):
     assert labels[0]["cut"] == 1e-10
     for k, label in enumerate(labels):
         values = whole.arrays[f"eigenvalues_{k}"]
-        nodes, weights = (
-            density.arrays[f"{name}_{k}"] for name in ("nodes", "weights")
-        )
+        nodes = density.arrays[f"{'nodes'}_{k}"]
+        weights = density.arrays[f"{'weights'}_{k}"]
         assert nodes.shape == weights.shape == (40, 12)
         assert density.arrays[f"half_nodes_{k}"].shape == (40, 6)
         np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
@@ -128,9 +127,8 @@ def test_quantiles_of_a_density_are_those_of_the_spectrum():
     assert [index for *_, index in rows] == [5, 25, 50, 75, 95]
     for (*_, percent), row in rows.items():
         assert np.abs(values - row["value"]).min() <= rounding
-        below, upto = (
-            np.mean(values < row["value"] + sign * rounding) for sign in (-1, 1)
-        )
+        below = np.mean(values < row["value"] + -1 * rounding)
+        upto = np.mean(values < row["value"] + 1 * rounding)
         assert below - 0.06 <= percent / 100 <= upto + 0.06
 
 
@@ -196,19 +194,15 @@ def test_float32_products_serve_float64_recurrences(name):
     settings = SpectrumConfig(steps=30, tolerance=1e-4)
     model = ARCHITECTURES["softmax"]
     asked = {"blocks": ["W_V"], "parts": ["H"], "spectrum": settings}
-    rough, fine = (
-        found(name, model, dtype=dtype, **asked)
-        for dtype in (DType.float32, DType.float64)
-    )
+    rough = found(name, model, dtype=DType.float32, **asked)
+    fine = found(name, model, dtype=DType.float64, **asked)
     for row, truth in zip(rough.rows, fine.rows, strict=True):
         assert (row["status"], row["dtype"]) == ("ok", "float32")
         if row["quantity"] != "density_quantile":
             assert row["value"] == pytest.approx(truth["value"], rel=1e-3, abs=1e-4)
-    assert all(
-        value.dtype == np.float64
-        for key, value in rough.arrays.items()
-        if key != "entries"
-    )
+    for key, value in rough.arrays.items():
+        if key != "entries":
+            assert value.dtype == np.float64
 
 
 @pytest.mark.parametrize("end", thinned(["largest", "smallest"], 2))

@@ -1,5 +1,7 @@
 """Exact norms equal the dense float64 block to 1e-10, for every supported block of random architectures."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from hessfig.config.enums import (
     Norm,
     QueryKey,
     Scored,
+    Sink,
 )
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
@@ -23,6 +26,7 @@ from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.exact.support import Level, check_exact, exactness
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
+from tests.daily import daily
 from tests.toys import ARCHITECTURES, PAPER, exact_norms, toy_problem, toy_task
 
 PARTS = list(PARTS)
@@ -75,32 +79,37 @@ def test_every_supported_block_of_a_transformer(model, loss, sigma):
         assert_exact(toy_problem(model, task, sigma=sigma), model, layer)
 
 
-@pytest.mark.parametrize("loss", [Loss.mse, Loss.mse_sum_unshifted])
-def test_without_the_attention_skip(loss):
-    model = ModelConfig(
-        d_model=4,
-        d_mlp=5,
-        attention_skip=False,
-        mlp=MLP.none,
-        attention=Attention.linear,
-    )
-    assert_exact(toy_problem(model, toy_task(model, loss=loss)), model, 1)
+SMALL = ModelConfig(d_model=4, d_mlp=5)
+CHAIN = replace(SMALL, attention_skip=False, mlp=MLP.none, attention=Attention.linear)
+SUNK = replace(SMALL, n_layers=2, n_heads=2, sink=Sink.both, sink_beta=1.5)
+DEEP = replace(SMALL, n_layers=3, norm=Norm.pre)
+# A network, its layer and its task.
+NETWORKS = {
+    "pre": (replace(SMALL, norm=Norm.pre, mlp=MLP.gelu), 1, {}),
+    "post": (replace(SMALL, norm=Norm.post), 1, {}),
+    "no skip, mse": (CHAIN, 1, {"loss": Loss.mse}),
+    "no skip, sum": (CHAIN, 1, {"loss": Loss.mse_sum_unshifted}),
+    "repeated sequences": (SMALL, 1, {"batch_size": 24}),
+    "sink": (SUNK, 2, {}),
+    "sink below": (SUNK, 1, {}),
+    "sink of a single matrix": (
+        replace(SUNK, n_layers=1, query_key=QueryKey.single),
+        1,
+        {},
+    ),
+    "sink behind a norm": (replace(SUNK, norm=Norm.pre, mlp=MLP.gelu), 2, {}),
+    "every position scored": (SMALL, 1, {"scored": Scored.all}),
+    "every position of two": (replace(SMALL, n_layers=2), 1, {"scored": Scored.all}),
+    "first of three": (DEEP, 1, {}),
+    "second of three": (DEEP, 2, {}),
+}
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.long
-def test_with_every_position_scored(layers):
-    model = ModelConfig(d_model=4, d_mlp=5, n_layers=layers)
-    task = toy_task(model, scored=Scored.all, batch_size=2)
-    for layer in range(1, layers + 1):
-        assert_exact(toy_problem(model, task), model, layer)
-
-
-@pytest.mark.parametrize("layer", [1, 2])
-@pytest.mark.long
-def test_lower_layers_of_three(layer):
-    model = ModelConfig(d_model=4, d_mlp=5, n_layers=3, norm=Norm.pre)
-    assert_exact(toy_problem(model, toy_task(model, batch_size=2)), model, layer)
+@pytest.mark.parametrize("name", daily(NETWORKS, *[*NETWORKS][:7]))
+def test_every_supported_block_of(name):
+    model, layer, task = NETWORKS[name]
+    task = toy_task(model, **{"batch_size": 2, **task})
+    assert_exact(toy_problem(model, task), model, layer)
 
 
 def test_a_block_and_its_transpose_have_one_norm():
@@ -135,11 +144,6 @@ def test_linear_mlp(loss):
     model = ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3)
     for layer in (1, 2, 3):
         assert_exact(toy_problem(model, toy_task(model, loss=loss)), model, layer)
-
-
-def test_repeated_sequences_change_nothing_but_the_number_of_items():
-    model = ModelConfig(d_model=4, d_mlp=5)
-    assert_exact(toy_problem(model, toy_task(model, batch_size=24)), model, 1)
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,10 +12,7 @@ from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.networks import ConvolutionalNetwork
 from hessfig.states.initialised import build_network
-from hessfig.sweep.measure import compute_cell
-from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.variant import Variant
-from hessfig.terms import Part
+from hessfig.sweep.plan import Sweep
 
 CNN = ModelConfig(kind=Kind.cnn, d_model=4, n_heads=2)
 TASK = TaskConfig(data=Data.digits, batch_size=3)
@@ -78,25 +74,6 @@ def test_it_is_the_network_of_torchs_own_layers(model):
 def config(**settings):
     chosen = {"model": CNN, "task": TASK, "blocks": ["W"], "seeds": 1, **settings}
     return Config(**chosen)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*curvlinops.*:RuntimeWarning")
-def test_groups_and_norms_are_measured_and_sigma_means_nothing():
-    chosen = config(
-        blocks=["mlp", "norms", "biases", "W_U", "all"],
-        model=replace(CNN, norm=Norm.post),
-        parts=[Part.H],
-    )
-    assert Variant("", chosen).sigmas() == [None]
-    found = compute_cell(Cell(Variant("", chosen), None, 1)).rows
-    assert {(row["row"], row["layer"]) for row in found} >= {
-        ("mlp", 6),
-        ("norms", 1),
-        ("biases", 3),
-        ("all", 0),
-    }
-    assert all(np.isfinite(row["value"]) and row["status"] == "ok" for row in found)
 
 
 BAD = {

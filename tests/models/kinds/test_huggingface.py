@@ -13,26 +13,24 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hessfig
-from hessfig.config.enums import Method, Products
+from hessfig.config.enums import Method
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig
+from hessfig.config.science import EstimatorConfig
 from hessfig.curvature.losses import IGNORED
 from hessfig.models.protocol import kind
-from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.terms import PARTS, Block, Part
+from hessfig.terms import PARTS, Block
 from tests.daily import daily, thinned
-from tests.draws import draws
 from tests.models.tiny_models import (
     CONTEXT,
     SETTINGS,
     config_of,
     dense,
     model_of,
-    places,
+    off,
     save,
     save_ids,
     save_tokenizer,
@@ -72,42 +70,6 @@ def truth(name, home, only=""):
     )
 
 
-def probes(dim):
-    """Return four directions: what is wrong in a block is wrong along them, for all but a null set."""
-    return draws(dim, 4, seed=dim)
-
-
-def column(objective, layer, col, rows, products=Products.linearised):
-    engine = Engines(objective, ModelConfig(kind="huggingface"), products).column(
-        layer, col, rows
-    )
-    return engine.split_matmat(probes(engine.dim), PARTS)
-
-
-def off(found, block, objective, parts, only=""):
-    """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
-
-    A block that vanishes (that of the keys' bias, which no softmax sees) counts beside
-    the whole Hessian.
-    """
-    rows, cols = (
-        places(model_of(objective.network), objective.layout.side(*at), only)
-        for at in ((block.row_layer, block.row), (block.layer, block.col))
-    )
-    cut = {
-        part: matrix[rows][:, cols] @ probes(len(cols))
-        for part, matrix in parts.items()
-    }
-    scale = max(
-        cut[Part.H_o].abs().max(),
-        cut[Part.H_f].abs().max(),
-        1e-4 * parts[Part.H].abs().max(),
-    )
-    return max(
-        float((found[block, part] - cut[part]).abs().max() / scale) for part in PARTS
-    )
-
-
 @pytest.mark.timeout(
     900
 )  # ten seconds of one idle core: every weight is held against dense autodiff
@@ -116,27 +78,20 @@ def off(found, block, objective, parts, only=""):
 def test_every_weight_head_group_and_pair_is_dense_autodiffs(name, home):
     problem, parts = truth(name, home)
     whole = Block(0, "all", "all")
-    assert off(column(problem, 0, "all", [whole]), whole, problem, parts) < 1e-10
-    for weight in {(w.layer, w.name) for w in problem.layout.weights}:
-        layer, col = weight
-        rows = [
-            Block(layer, col, col),
-            Block(layer, "W_out", col, 1),
-            Block(layer, "W_K.head2", col, 2),
-        ]
-        found = column(problem, layer, col, rows)
-        assert max(off(found, block, problem, parts) for block in rows) < 1e-10, weight
-    for layer, group in [
-        (1, "attention"),
-        (2, "layer"),
-        (2, "norms"),
-        (0, "norms"),
-        (0, "embeddings"),
-    ]:
-        block = Block(layer, group, group)
-        assert (
-            off(column(problem, layer, group, [block]), block, problem, parts) < 1e-10
-        ), group
+    assert off(problem, parts, whole) < 1e-10
+    blocks = [
+        Block(1, "attention", "attention"),
+        Block(2, "layer", "layer"),
+        Block(2, "norms", "norms"),
+        Block(0, "norms", "norms"),
+        Block(0, "embeddings", "embeddings"),
+    ]
+    for layer, col in {(w.layer, w.name) for w in problem.layout.weights}:
+        blocks.append(Block(layer, col, col))
+        blocks.append(Block(layer, "W_out", col, 1))
+        blocks.append(Block(layer, "W_K.head2", col, 2))
+    for block in blocks:
+        assert off(problem, parts, block) < 1e-10, block
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
@@ -145,11 +100,10 @@ def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(name, h
     only = IN_FLOAT32[name]
     problem, parts = truth(name, home, only)
     names = ["W_Q", "W_K", "W_V", "W_Q.head2", "W_K.head2", "W_O.head1", "attention"]
-    for col in [*names, *(["b_V"] if "b_V" in problem.layout.others else [])]:
-        block = Block(1, col, col)
-        assert (
-            off(column(problem, 1, col, [block]), block, problem, parts, only) < 2e-5
-        ), col
+    if "b_V" in problem.layout.others:
+        names.append("b_V")
+    for col in names:
+        assert off(problem, parts, Block(1, col, col), only) < 2e-5, col
 
 
 def test_a_layer_is_its_weights_and_not_their_heads_again(home):
@@ -175,7 +129,6 @@ def test_a_layer_is_its_weights_and_not_their_heads_again(home):
 @pytest.mark.parametrize("sequences", daily([1, 3], 3))
 def test_micro_batches_weigh_what_they_hold(home, sequences):
     config = saved("gpt2", home)
-    block = Block(0, "all", "all")
     from hessfig.models.kinds.huggingface import STORED
     from hessfig.models.stored.loaded_model import drawn as split
 
@@ -190,8 +143,8 @@ def test_micro_batches_weigh_what_they_hold(home, sequences):
     assert [len(batch.inputs) for batch in (found.batch, *found.more)] == (
         [1] * 4 if sequences == 1 else [3, 1]
     )
-    problem, parts = truth("gpt2", home)
-    assert off(column((found), 0, "all", [block]), block, problem, parts) < 1e-10
+    _, parts = truth("gpt2", home)
+    assert off(found, parts, Block(0, "all", "all")) < 1e-10
 
 
 class Logits(nn.Module):
@@ -257,21 +210,14 @@ def test_random_weights_follow_the_seed(home):
     assert not torch.equal(first, other)
     assert KIND.axes(config) == {"seed"}
     assert KIND.axes(saved("gpt2", home)) == frozenset()
-    path = saved("gpt2", home).model.path
-    read = drawn(
-        replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path)),
-        sigma=None,
-        seed=0,
+    whole = saved("gpt2", home)
+    drawn_anew = replace(whole, model=replace(whole.model, random=True))
+    read, anew = (
+        drawn(one, sigma=None, seed=0).network.get_parameter("transformer.wte.weight")
+        for one in (whole, drawn_anew)
     )
-    drawn_anew = replace(
-        saved("gpt2", home), model=ModelConfig("huggingface", path=path, random=True)
-    )
-    anew = drawn(drawn_anew, sigma=None, seed=0)
-    heads = [
-        one.network.get_parameter("transformer.wte.weight") for one in (anew, read)
-    ]
-    assert heads[0].shape == heads[1].shape
-    assert not torch.equal(*heads)
+    assert read.shape == anew.shape
+    assert not torch.equal(read, anew)
 
 
 def test_a_key_knows_the_content_of_files_and_not_their_place(home, tmp_path):

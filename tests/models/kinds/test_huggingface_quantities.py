@@ -42,7 +42,8 @@ def values(name, quantity, home):
     (cell,) = Sweep([("", replace(saved(name, home), quantities=[quantity]))]).cells
     rows = compute_cell(cell).rows
     assert rows
-    assert all(row["status"] == "ok" for row in rows)
+    for row in rows:
+        assert row["status"] == "ok"
     return {
         (row["quantity"], row["layer"], row["row"], row["part"]): row["value"]
         for row in rows

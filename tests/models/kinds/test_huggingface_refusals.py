@@ -31,6 +31,11 @@ KIND = kind("huggingface")
 BIG = {"path": None, "d_model": 768, "n_heads": 12, "n_layers": 12}
 
 
+def refused(config, words):
+    with pytest.raises(UserError, match=words):
+        KIND.check(config)
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
@@ -79,37 +84,32 @@ def damaged(home, place, **changes):
     ],
 )
 def test_settings_that_cannot_be_had(home, changes, message):
-    with pytest.raises(UserError, match=message):
-        KIND.check(settings(home, **changes))
+    refused(settings(home, **changes), message)
 
 
 def test_ids_beyond_the_vocabulary_are_named(home, tmp_path):
     np.save(tmp_path / "ids.npy", np.full((4, CONTEXT), 5))
-    with pytest.raises(
-        UserError,
-        match="not words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4",
-    ):
-        KIND.check(config_of(home / "gpt2", tmp_path / "ids.npy"))
+    refused(
+        config_of(home / "gpt2", tmp_path / "ids.npy"),
+        "not words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4",
+    )
 
 
 def test_folders_that_hold_something_else(home, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"has no config\.json"):
-        KIND.check(config_of(tmp_path / "empty", home / "ids.npy"))
+    refused(config_of(tmp_path / "empty", home / "ids.npy"), r"has no config\.json")
     other = damaged(home, tmp_path / "t5", model_type="t5")
-    with pytest.raises(
-        UserError, match="not known here\n  got:     t5\n  allowed: gpt2, gpt_neox"
-    ):
-        KIND.check(config_of(other, home / "ids.npy"))
+    refused(
+        config_of(other, home / "ids.npy"),
+        "not known here\n  got:     t5\n  allowed: gpt2, gpt_neox",
+    )
     for path in other.glob("*.safetensors"):
         path.unlink()
     (other / "config.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        KIND.check(config_of(other, home / "ids.npy"))
+    refused(config_of(other, home / "ids.npy"), "cannot be read")
     bare = damaged(home, tmp_path / "bare")
     (bare / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"no weights[\s\S]*model\.random=true"):
-        KIND.check(config_of(bare, home / "ids.npy"))
+    refused(config_of(bare, home / "ids.npy"), r"no weights[\s\S]*model\.random=true")
 
 
 def read_alone(config):
@@ -142,8 +142,7 @@ def test_weights_of_another_architecture_are_named(home, tmp_path):
         (home / "gpt2/config.json").read_bytes()
     )
     message = r"missing: transformer\.h\.0\.attn\.c_attn\.bias, [\s\S]* more[\s\S]*surplus: model\.embed_tokens"
-    with pytest.raises(UserError, match=message):
-        KIND.check(config_of(tmp_path / "llama", home / "ids.npy"))
+    refused(config_of(tmp_path / "llama", home / "ids.npy"), message)
 
 
 def test_weights_without_the_base_models_name_are_the_same(home, tmp_path):
@@ -167,10 +166,10 @@ def test_files_that_are_cut_short_are_named(home, tmp_path, keep):
     cut = damaged(home, tmp_path / "cut")
     path = cut / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(
-        UserError, match=r"model\.safetensors cannot be read as weights[\s\S]*save_file"
-    ):
-        KIND.check(config_of(cut, home / "ids.npy"))
+    refused(
+        config_of(cut, home / "ids.npy"),
+        r"model\.safetensors cannot be read as weights[\s\S]*save_file",
+    )
 
 
 def test_pickles_are_read_as_tensors_or_not_at_all(home, tmp_path):
@@ -182,10 +181,7 @@ def test_pickles_are_read_as_tensors_or_not_at_all(home, tmp_path):
     KIND.check(config)
     assert drawn(config, sigma=None, seed=0).network
     (old / "pytorch_model.bin").write_bytes(pickle.dumps(Path, protocol=2))
-    with pytest.raises(
-        UserError, match=r"cannot be read as weights[\s\S]*more than tensors"
-    ):
-        KIND.check(config)
+    refused(config, r"cannot be read as weights[\s\S]*more than tensors")
 
 
 @pytest.mark.parametrize(
@@ -209,8 +205,7 @@ def test_configurations_that_make_no_network_are_refused_when_planned(
     home, tmp_path, changes, message, is_random
 ):
     odd = damaged(home, tmp_path / "odd", **changes)
-    with pytest.raises(UserError, match=message):
-        KIND.check(config_of(odd, home / "ids.npy", model={"random": is_random}))
+    refused(config_of(odd, home / "ids.npy", model={"random": is_random}), message)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +240,7 @@ def test_rotary_positions_stay_within_a_head(home, tmp_path):
             {**json.loads(path.read_text()), "rotary_pct": 1e9, "rope_parameters": None}
         )
     )
-    with pytest.raises(UserError, match="partial_rotary_factor"):
-        KIND.check(config_of(tmp_path / "neox", home / "ids.npy"))
+    refused(config_of(tmp_path / "neox", home / "ids.npy"), "partial_rotary_factor")
 
 
 def test_weights_that_are_no_finite_floating_point_numbers(home, tmp_path):
@@ -264,8 +258,7 @@ def test_weights_that_are_no_finite_floating_point_numbers(home, tmp_path):
             tensors[name][0] = float("nan") if kind_of == "nan" else 1e300
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
         dtype = "float32" if kind_of == "wide" else "float64"
-        with pytest.raises(UserError, match=message):
-            KIND.check(config_of(place, home / "ids.npy", dtype=dtype))
+        refused(config_of(place, home / "ids.npy", dtype=dtype), message)
 
 
 def test_masks_beside_the_weights_are_left_alone(home, tmp_path):
@@ -309,7 +302,8 @@ def test_what_is_hashed_is_what_transformers_would_read(home, tmp_path):
         drawn(one, sigma=None, seed=0).network.state_dict() for one in (config, whole)
     )
     assert mine.keys() == own.keys()
-    assert all(torch.equal(mine[name], own[name]) for name in mine)
+    for name in mine:
+        assert torch.equal(mine[name], own[name])
     before = KIND.source(config)
     tensors = load_file(place / "model-2.safetensors")
     save_file(
@@ -317,8 +311,7 @@ def test_what_is_hashed_is_what_transformers_would_read(home, tmp_path):
     )
     assert KIND.source(config) != before
     shutil.copy(place / "model-2.safetensors", place / "model-1.safetensors")
-    with pytest.raises(UserError, match="a weight is contained in two files"):
-        KIND.check(config)
+    refused(config, "a weight is contained in two files")
     (tmp_path / "evil.safetensors").write_bytes(
         (home / "gpt2/model.safetensors").read_bytes()
     )
@@ -335,22 +328,14 @@ def test_what_is_hashed_is_what_transformers_would_read(home, tmp_path):
         index.write_text(
             json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": name}})
         )
-        with pytest.raises(
-            UserError,
-            match=r"is not an index of weights[\s\S]*files in the same folder",
-        ):
-            KIND.check(config)
+        refused(config, r"is not an index of weights[\s\S]*files in the same folder")
     for text in ("[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "null", "{"):
         index.write_text(text)
-        with pytest.raises(UserError, match=r"index\.json (is no|cannot be read)"):
-            KIND.check(config)
+        refused(config, r"index\.json (is no|cannot be read)")
     index.write_text(
         json.dumps({"weight_map": {"transformer.wte.weight": "gone.safetensors"}})
     )
-    with pytest.raises(
-        UserError, match=r"lacks files that model\.safetensors\.index\.json names"
-    ):
-        KIND.check(config)
+    refused(config, r"lacks files that model\.safetensors\.index\.json names")
 
 
 @pytest.mark.parametrize(
@@ -420,21 +405,18 @@ def test_tokenizers_that_are_none(home, tmp_path, content):
     place = damaged(home, tmp_path / "odd")
     (place / "tokenizer.json").write_bytes(content)
     (tmp_path / "text.txt").write_text("a b c d")
-    with pytest.raises(
-        UserError, match="a text needs the tokenizer of the model's folder"
-    ):
-        KIND.check(
-            config_of(place, tmp_path / "text.txt", task={"length": 2, "batch_size": 2})
-        )
+    refused(
+        config_of(place, tmp_path / "text.txt", task={"length": 2, "batch_size": 2}),
+        "a text needs the tokenizer of the model's folder",
+    )
 
 
 def test_sequences_of_a_file_that_are_too_long(home, tmp_path):
     np.save(tmp_path / "long.npy", np.zeros((4, CONTEXT + 2), dtype=int))
-    with pytest.raises(
-        UserError,
-        match=rf"longer than the network's context[\s\S]*task\.length={CONTEXT}",
-    ):
-        KIND.check(config_of(home / "gpt2", tmp_path / "long.npy"))
+    refused(
+        config_of(home / "gpt2", tmp_path / "long.npy"),
+        rf"longer than the network's context[\s\S]*task\.length={CONTEXT}",
+    )
     KIND.check(
         config_of(home / "gpt2", tmp_path / "long.npy", task={"length": CONTEXT})
     )

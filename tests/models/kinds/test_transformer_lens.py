@@ -13,23 +13,20 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hessfig.config.checks import check_config
-from hessfig.config.enums import Products
-from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
-from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.terms import PARTS, Block, Part
-from tests.draws import draws, labels
+from hessfig.terms import PARTS, Block
+from tests.draws import labels
 from tests.models.tiny_models import (
     CONTEXT,
     VOCABULARY,
     config_of,
     dense,
-    places,
+    off,
     save,
     save_ids,
 )
@@ -60,6 +57,11 @@ NETWORKS = {
 FOLDED = {**GPT2, "normalization_type": "LNPre", "act_fn": "gelu"}
 
 
+def refused(config, words):
+    with pytest.raises(UserError, match=words):
+        KIND.check(config)
+
+
 class AsModel(nn.Module):
     """TransformerLens's own network, called as `dense` calls a model of transformers, with b_U as a parameter."""
 
@@ -76,9 +78,10 @@ class AsModel(nn.Module):
 
 def shapes_of(settings):
     """Return the shapes of HookedTransformer's parameters."""
-    width, heads, inner, hidden = (
-        settings[name] for name in ("d_model", "n_heads", "d_head", "d_mlp")
-    )
+    width = settings["d_model"]
+    heads = settings["n_heads"]
+    inner = settings["d_head"]
+    hidden = settings["d_mlp"]
     norm = (
         {"w": (width,), "b": (width,)} if settings["normalization_type"] == "LN" else {}
     )
@@ -220,10 +223,10 @@ def test_a_model_of_transformers_through_its_bridge(home, tmp_path):
         problem.network(problem.batch.inputs), own, rtol=1e-10, atol=1e-12
     )
     torch.save(dict(bridge.state_dict()), folder / "state.pth")
-    with pytest.raises(
-        UserError, match=r"GPT2LMHeadModel(.|\n)*tl_parameters(.|\n)*model=huggingface"
-    ):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(
+        config(folder, home / "ids.npy"),
+        r"GPT2LMHeadModel(.|\n)*tl_parameters(.|\n)*model=huggingface",
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -242,27 +245,7 @@ def test_every_weight_head_and_group_is_dense_autodiffs(name, home):
     ]
     for layer, col in [*weights, *groups]:
         block = Block(layer, col, col)
-        found = Engines(
-            problem, ModelConfig("transformer_lens"), Products.linearised
-        ).column(layer, col, [block])
-        members = problem.layout.side(layer, col)
-        side = places(
-            model,
-            tuple(replace(one, parameter=f"model.{one.parameter}") for one in members),
-        )
-        assert len(side) == found.dim
-        probes = draws(found.dim, 2, seed=1)
-        products = found.split_matmat(probes, PARTS)
-        whole = {part: matrix[side][:, side] @ probes for part, matrix in parts.items()}
-        scale = max(
-            float(parts[Part.H].abs().max()) * 1e-4,
-            *(float(one.abs().max()) for one in whole.values()),
-        )
-        for part in PARTS:
-            assert (products[block, part] - whole[part]).abs().max() < 1e-10 * scale, (
-                col,
-                part,
-            )
+        assert off(problem, parts, block, model=model.model) < 1e-10, block
 
 
 def test_cells_are_measured_and_keyed_by_content(home, tmp_path):
@@ -273,7 +256,8 @@ def test_cells_are_measured_and_keyed_by_content(home, tmp_path):
     (cell,) = Sweep([("", asked)]).cells
     rows = compute_cell(cell).rows
     assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"}
-    assert all(row["value"] > 0 for row in rows)
+    for row in rows:
+        assert row["value"] > 0
     moved = written(tmp_path / "two", {**GPT2, "seed": 3}, tensors, "state.safetensors")
     model = replace(asked.model, path=str(moved / "state.safetensors"))
     assert Variant("", replace(asked, model=model)).science(
@@ -315,8 +299,7 @@ SETTINGS = {
 @pytest.mark.parametrize(("changes", "message"), SETTINGS.values(), ids=SETTINGS)
 def test_networks_that_are_not_served_are_named(changes, message, home, tmp_path):
     folder = written(tmp_path / "odd", {**GPT2, **changes}, state(GPT2))
-    with pytest.raises(UserError, match=message):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(config(folder, home / "ids.npy"), message)
 
 
 def test_states_that_do_not_fit_are_named(home, tmp_path):
@@ -329,53 +312,47 @@ def test_states_that_do_not_fit_are_named(home, tmp_path):
         r"missing: blocks\.0\.ln2\.weight, [\s\S]*"
         r"of another shape: blocks\.1\.mlp\.in\.weight \(4, 6\) for \(6, 4\)[\s\S]*tl_parameters"
     )
-    with pytest.raises(UserError, match=message):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(config(folder, home / "ids.npy"), message)
     written(folder, GPT2, {**tensors, "blocks.0.attn.qkv.weight": torch.zeros(2)})
-    with pytest.raises(
-        UserError, match=r"blocks\.0\.attn\.qkv\.weight[\s\S]*tl_parameters"
-    ):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(
+        config(folder, home / "ids.npy"),
+        r"blocks\.0\.attn\.qkv\.weight[\s\S]*tl_parameters",
+    )
     written(folder, {**GPT2, "attn_scale": 1.0}, tensors)
-    with pytest.raises(UserError, match=r"attn_scale=1\.0 with d_head=3"):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(config(folder, home / "ids.npy"), r"attn_scale=1\.0 with d_head=3")
     written(
         folder,
         GPT2,
         {**tensors, "unembed.b_U": torch.full((VOCABULARY,), float("nan"))},
     )
-    with pytest.raises(UserError, match=r"not finite(.|\n)*unembed\.b_U"):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(config(folder, home / "ids.npy"), r"not finite(.|\n)*unembed\.b_U")
     written(folder, GPT2, tensors, "another.pth")
-    with pytest.raises(
-        UserError,
-        match=r"several files(.|\n)*another\.pth, state\.pth(.|\n)*model\.path=.*state\.pth",
-    ):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(
+        config(folder, home / "ids.npy"),
+        r"several files(.|\n)*another\.pth, state\.pth(.|\n)*model\.path=.*state\.pth",
+    )
 
 
 def test_folders_that_hold_no_state(home, tmp_path):
     ids = home / "ids.npy"
-    with pytest.raises(
-        UserError, match=r"model\.path is missing(.|\n)*model\.path=DIR"
-    ):
-        KIND.check(config(tmp_path, ids, model={"path": None}))
-    with pytest.raises(
-        UserError, match=r"no weights(.|\n)*\*\.safetensors, \*\.pth(.|\n)*state_dict"
-    ):
-        KIND.check(config(tmp_path, ids))
+    refused(
+        config(tmp_path, ids, model={"path": None}),
+        r"model\.path is missing(.|\n)*model\.path=DIR",
+    )
+    refused(
+        config(tmp_path, ids),
+        r"no weights(.|\n)*\*\.safetensors, \*\.pth(.|\n)*state_dict",
+    )
     (tmp_path / "state.pth").write_text("no tensors")
-    with pytest.raises(
-        UserError, match=r"has no config\.json(.|\n)*TransformerLens's configuration"
-    ):
-        KIND.check(config(tmp_path, ids))
+    refused(
+        config(tmp_path, ids),
+        r"has no config\.json(.|\n)*TransformerLens's configuration",
+    )
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
-    with pytest.raises(
-        UserError, match=r"model\.path: .*state\.pth cannot be read as weights"
-    ):
-        KIND.check(config(tmp_path, ids))
-    with pytest.raises(UserError, match=r"there is no such folder"):
-        KIND.check(config(tmp_path / "nowhere", ids))
+    refused(
+        config(tmp_path, ids), r"model\.path: .*state\.pth cannot be read as weights"
+    )
+    refused(config(tmp_path / "nowhere", ids), r"there is no such folder")
 
 
 @pytest.mark.parametrize(
@@ -409,8 +386,7 @@ def test_sizes_are_bounded_before_anything_of_that_size_is_made(
     home, tmp_path, changes, message
 ):
     folder = written(tmp_path / "vast", {**GPT2, **changes}, state(GPT2))
-    with pytest.raises(UserError, match=message):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(config(folder, home / "ids.npy"), message)
 
 
 @pytest.mark.parametrize(
@@ -430,8 +406,7 @@ def test_tensors_that_are_no_weights(home, tmp_path, odd):
     name = "blocks.0.attn.W_Q"
     folder = written(tmp_path / "odd", GPT2, {**state(GPT2), name: odd})
     message = rf"not of a floating-point type[\s\S]*{name}|{name} is not stored entry by entry"
-    with pytest.raises(UserError, match=message):
-        KIND.check(config(folder, home / "ids.npy", dtype="float32"))
+    refused(config(folder, home / "ids.npy", dtype="float32"), message)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +416,7 @@ def test_tensors_that_are_no_weights(home, tmp_path, odd):
 def test_pickles_of_nothing(home, tmp_path, content):
     folder = written(tmp_path / "odd", GPT2, state(GPT2))
     (folder / "state.pth").write_bytes(content)
-    with pytest.raises(
-        UserError, match=r"state\.pth cannot be read as weights\n  got:     \S"
-    ):
-        KIND.check(config(folder, home / "ids.npy"))
+    refused(
+        config(folder, home / "ids.npy"),
+        r"state\.pth cannot be read as weights\n  got:     \S",
+    )

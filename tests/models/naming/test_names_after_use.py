@@ -40,7 +40,8 @@ class Attention(nn.Module):
     def forward(self, hidden, beside=None):
         beside = hidden if beside is None else beside
         query = self.split(hidden @ self.q, HEADS)
-        key, value = (self.split(beside @ one, self.keys) for one in (self.k, self.v))
+        key = self.split(beside @ self.k, self.keys)
+        value = self.split(beside @ self.v, self.keys)
         key, value = (
             one.repeat_interleave(HEADS // self.keys, 1) for one in (key, value)
         )
@@ -80,7 +81,8 @@ class Gated(Attention):
 
     def forward(self, hidden, beside=None):
         query, gate = (hidden @ self.q).unflatten(-1, (HEADS, 2, HALF)).unbind(-2)
-        key, value = (self.split(hidden @ one, HEADS) for one in (self.k, self.v))
+        key = self.split(hidden @ self.k, HEADS)
+        value = self.split(hidden @ self.v, HEADS)
         mixed = (query.transpose(1, 2) @ key.mT / 2).softmax(-1) @ value
         return (mixed.transpose(1, 2) * gate.sigmoid()).flatten(2) @ self.o
 
@@ -411,11 +413,13 @@ def test_the_network_and_the_state_of_torch_stay_as_they_were(fails):
     else:
         find_weights(network)
     state, modes, rng = before
-    assert all(one.equal(state[name]) for name, one in network.state_dict().items())
+    for name, one in network.state_dict().items():
+        assert one.equal(state[name])
     assert network.kept is None
     assert modes == [one.training for one in network.modules()]
     assert torch.get_rng_state().equal(rng)
-    assert not any(one._forward_pre_hooks for one in network.modules())
+    for one in network.modules():
+        assert not one._forward_pre_hooks
     assert torch.is_grad_enabled()
     assert torch.backends.mha.get_fastpath_enabled() == fast
 

@@ -22,6 +22,7 @@ import hessfig
 from hessfig.errors import UserError
 from hessfig.models.own import batches as read_batches
 from hessfig.models.own.batches import keep_batches
+from tests.double_backward import hessian
 
 SAMPLES = 10
 SIZE = 4
@@ -104,7 +105,8 @@ def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(kin
     with_reading = trained(True)
     without = trained(False)
     assert len(with_reading) == len(without) > 0
-    assert all(torch.equal(a, b) for a, b in zip(with_reading, without, strict=True))
+    for a, b in zip(with_reading, without, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.long
@@ -128,18 +130,11 @@ def norm(problem):
 def by_hand(batches):
     """Return the Frobenius norm of H of the mean loss over all samples, by plain double backward."""
     model = network()
-    held = list(model.parameters())
     x, y = (torch.cat(side) for side in zip(*batches, strict=True))
-    loss = nn.functional.cross_entropy(model(x), y)
-    slope = torch.cat(
-        [one.flatten() for one in torch.autograd.grad(loss, held, create_graph=True)]
+    whole = hessian(
+        lambda: nn.functional.cross_entropy(model(x), y), [*model.parameters()]
     )
-    rows = [torch.autograd.grad(one, held, retain_graph=True) for one in slope]
-    return float(
-        torch.stack(
-            [torch.cat([part.flatten() for part in row]) for row in rows]
-        ).norm()
-    )
+    return float(whole.norm())
 
 
 @pytest.mark.parametrize(
@@ -250,6 +245,5 @@ def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(kind, tmp_path
             monitor.close()
         return passes(one)
 
-    assert all(
-        torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True)
-    )
+    for a, b in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(a, b)

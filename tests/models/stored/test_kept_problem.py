@@ -123,7 +123,8 @@ def test_a_folder_with_other_weights_is_compared_anew(home, opened, tmp_path):
     second = draw(config)
     assert len(opened) == 2
     pairs = zip(first.network.parameters(), second.network.parameters(), strict=True)
-    assert all(torch.equal(2 * one, other) for one, other in pairs)
+    for one, other in pairs:
+        assert torch.equal(2 * one, other)
 
 
 def test_random_weights_of_another_seed_are_another_network(home, opened):
@@ -182,19 +183,4 @@ def test_as_many_words_as_positions_need_no_word_about_the_axis_of_classes(
         problem = draw(lens.config(folder, tmp_path / "ids.npy"))
     outputs = problem.network(problem.batch.inputs)
     assert outputs.shape == (SEQUENCES, lens.VOCABULARY, lens.VOCABULARY)
-    random = replace(
-        gpt2(tmp_path, task={"length": 5, "path": str(tmp_path / "ids.npy")}),
-        model=ModelConfig(
-            kind="huggingface",
-            architecture="gpt2",
-            path=None,
-            n_layers=1,
-            n_heads=2,
-            d_model=4,
-            vocabulary=5,
-        ),
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        draw(random)
-    assert len(opened) == 2
+    assert len(opened) == 1
