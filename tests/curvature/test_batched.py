@@ -18,6 +18,7 @@ from hessfig.curvature.large.own_column import OwnColumn
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
 from tests.daily import daily, thinned
+from tests.draws import tanh_network
 from tests.foreign_networks import CASES, dense_parts
 
 
@@ -96,7 +97,7 @@ def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route():
 
 
 def test_a_large_network_and_a_named_route_take_other_engines(monkeypatch):
-    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    network = tanh_network(3, 4, 2)
     problem = drawn(
         hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]))
     )
@@ -159,7 +160,7 @@ def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(part):
 @pytest.mark.parametrize("block", thinned(["all", "0.weight", "2.weight"], 2))
 @pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
 def test_one_vector_has_the_bits_of_several(block, part):
-    network = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    network = tanh_network(5, 7, 3)
     operator = hessfig.Problem(
         network, torch.randn(6, 5), torch.randint(0, 3, (6,))
     ).operator(block, part)

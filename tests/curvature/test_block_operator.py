@@ -111,10 +111,7 @@ def test_scipy_finds_eigenvalues_and_singular_values(name):
     assert eigsh(whole.to_scipy(), k=1, which="LA", v0=one)[0] == pytest.approx(
         float(truth[-1]), rel=1e-9
     )
-    assert eigsh(aslinearoperator(whole), k=1, which="SA", v0=one)[0] == pytest.approx(
-        float(truth[0]), rel=1e-8
-    )
-    assert lobpcg(whole.to_scipy(), start, tol=1e-9, maxiter=200)[0][
+    assert lobpcg(aslinearoperator(whole), start, tol=1e-9, maxiter=200)[0][
         0
     ] == pytest.approx(float(truth[-1]), rel=1e-8)
     sizes = torch.linalg.svdvals(oracle(name, across, "H_f"))

@@ -5,14 +5,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.testing import assert_close
 
 import hessfig
 from hessfig.curvature.implicit_matrix import _inverse_of
 from hessfig.errors import UserError
-from tests.draws import draws
+from tests.draws import draws, tanh_network
 
 pytestmark = pytest.mark.long
 
@@ -21,7 +20,7 @@ DOUBLE = torch.float64
 
 def problem(scale=1.0):
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    network = tanh_network(3, 4, 2).double()
     x = torch.randn(6, 3).double()
     y = torch.randn(6, 2).double()
     return hessfig.Problem(

@@ -10,7 +10,7 @@ import hessfig
 from hessfig.curvature.samples import single_gradients
 from hessfig.errors import UserError
 from tests.daily import daily, thinned
-from tests.draws import draws, labels
+from tests.draws import draws, labels, tanh_network
 
 WORDS = 7
 IGNORED = -100
@@ -18,7 +18,7 @@ IGNORED = -100
 
 def mlp():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    return tanh_network(4, 3, 3).double()
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import hessfig
 from hessfig.analysis.intervals import deviate, probe_interval
@@ -30,6 +29,7 @@ from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
 from hessfig.weights import SMALL
 from tests.daily import daily
+from tests.draws import tanh_network
 from tests.toys import toy_task
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_columns_of_few_entries_are_dense_and_longer_ones_probed():
 
 
 def test_columns_of_few_entries_of_a_large_network_are_probed():
-    network = nn.Sequential(nn.Linear(2, 40), nn.Tanh(), nn.Linear(40, SMALL // 40))
+    network = tanh_network(2, 40, SMALL // 40)
     inputs = torch.ones(2, 2)
     targets = torch.tensor([0, 1])
     table = hessfig.measure(

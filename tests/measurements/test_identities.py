@@ -23,7 +23,7 @@ from hessfig.errors import UserError
 from hessfig.terms import Approximation
 from tests.daily import daily
 from tests.double_backward import hessian, jacobian
-from tests.draws import draws, labels
+from tests.draws import draws, labels, tanh_network
 
 A = Approximation
 # Need a training's moments, or heads of the package: test_approximations.py.
@@ -319,7 +319,7 @@ IDENTITIES = {
 
 def mlp(width=CLASSES):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, width)).double()
+    return tanh_network(3, 4, width).double()
 
 
 X = draws(5, 3)

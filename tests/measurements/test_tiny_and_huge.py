@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import hessfig
 from hessfig.curvature.rounding import deviation, norm, norm_of_all, unit_of
-from tests.draws import draws
+from tests.draws import draws, tanh_network
 
 pytestmark = pytest.mark.long
 
@@ -19,7 +18,7 @@ KEYS = ["row", "col", "part", "quantity", "index"]
 
 def problem(scale, batches=1):
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    network = tanh_network(3, 4, 2).double()
     x = torch.randn(6, 3).double()
     y = torch.randn(6, 2).double()
     x, y = (

@@ -35,13 +35,6 @@ def test_layers_count_from_one_and_shared_weights_have_none():
     )
 
 
-def test_different_names_are_different_tensors():
-    problem = toy_problem(ARCHITECTURES["softmax"])
-    model = ARCHITECTURES["softmax"]
-    tensors = {id(problem.weight(1, matrix)) for matrix in matrices_of(model)}
-    assert len(tensors) == len(matrices_of(model))
-
-
 def test_a_layer_the_model_has_not_is_an_error():
     with pytest.raises(KeyError, match="no weight W_Q in layer 6"):
         toy_problem(ARCHITECTURES["softmax"]).weight(6, Matrix.W_Q)

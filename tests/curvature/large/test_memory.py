@@ -24,7 +24,7 @@ from hessfig.terms import PARTS, Block, Part
 from tests.curvature.large.large_networks import column_of, of_transformers, products
 from tests.curvature.large.large_networks import problem_of as scored_problem
 from tests.daily import daily, thinned
-from tests.draws import draws
+from tests.draws import draws, tanh_network
 
 WIDTH = 260
 CLASSES = 4
@@ -44,9 +44,7 @@ def test_what_is_no_size_is_refused(text):
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
-    ).double()
+    return tanh_network(WIDTH, WIDTH, CLASSES).double()
 
 
 def data():

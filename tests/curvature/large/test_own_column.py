@@ -25,7 +25,7 @@ from tests.curvature.large.large_networks import (
     products,
 )
 from tests.daily import daily, thinned
-from tests.draws import draws
+from tests.draws import draws, tanh_network
 
 EVERY_DAY = ("GPT2LMHeadModel",)
 OF_SOFTMAX_IN_FLOAT32 = (
@@ -107,7 +107,7 @@ def data(count=6):
 
 def mlp():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+    return tanh_network(WIDTH, WIDTH, CLASSES)
 
 
 def vectors_of(column, count=2):
@@ -234,10 +234,7 @@ def test_parts_that_are_zero_up_to_rounding_are_no_fault(name, dtype, width):
     torch.manual_seed(0)
     x = torch.randn(5, width, dtype=torch.float64)
     y = torch.zeros(5, 1, dtype=torch.float64)
-    for network in (
-        nn.Linear(width, width),
-        nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)),
-    ):
+    for network in (nn.Linear(width, width), tanh_network(width, width, width)):
         problem = hessfig.Problem(
             network.double(), x, y, lambda out, y: LINEAR[name](out)
         )

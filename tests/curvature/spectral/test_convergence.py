@@ -30,33 +30,6 @@ def runs_for(operator, goal, seed):
     return runs
 
 
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("tolerance", thinned([1e-3, 1e-6, 1e-10], 2))
-def test_one_run_reaches_the_residual_and_all_the_values(k, tolerance):
-    truth = torch.tensor(sorted(VALUES)[::-1][:k], dtype=torch.float64)
-    shorter = 0
-    for seed in range(5):
-        goal = Goal(End.largest, k, tolerance, 100)
-        runs = runs_for(with_eigenvalues(VALUES), goal, seed)
-        assert not unfinished(runs, goal)
-        ritz = [run.ritz() for run in runs]
-        residuals = [float(one.residuals[-k:].max()) for one in ritz]
-        assert min(residuals) <= tolerance * max(VALUES)
-        for one in ritz:
-            assert float(
-                (one.values.flip(0)[:k] - truth).abs().max()
-            ) <= tolerance * max(VALUES)
-        shorter += max(residuals) > tolerance * max(VALUES)
-    assert shorter > 0
-
-
-def test_a_run_that_ended_has_found_all_there_is():
-    goal = Goal(End.largest, 3, 1e-6, 10)
-    runs = runs_for(with_eigenvalues([1.0, 2.0]), goal, 0)
-    assert [run.length for run in runs] == [2, 2]
-    assert not unfinished(runs, goal)
-
-
 def test_a_strict_goal_is_reached_by_every_run():
     goal = Goal(End.largest, 1, 1e-6, 100)
     strict = replace(goal, strict=True)

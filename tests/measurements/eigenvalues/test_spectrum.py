@@ -98,11 +98,6 @@ def test_densities_have_mean_and_second_moment_within_their_errors(probes):
     assert labels[0]["cut"] == 1e-10
     for k, label in enumerate(labels):
         values = whole.arrays[f"eigenvalues_{k}"]
-        nodes = density.arrays[f"{'nodes'}_{k}"]
-        weights = density.arrays[f"{'weights'}_{k}"]
-        assert nodes.shape == weights.shape == (40, 12)
-        assert density.arrays[f"half_nodes_{k}"].shape == (40, 6)
-        np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
         for power, quantity in ((1, "density_mean"), (2, "density_second_moment")):
             row = by_place(density, quantity)[
                 label["layer"], label["col"], label["part"], None

@@ -98,6 +98,9 @@ NETWORKS = {
         {},
     ),
     "sink behind a norm": (replace(SUNK, norm=Norm.pre, mlp=MLP.gelu), 2, {}),
+    # Widths that are no multiple of a strip of entries.
+    "gelu, 20 wide": (replace(SMALL, d_mlp=20, mlp=MLP.gelu), 1, {}),
+    "gelu, 50 wide": (replace(SMALL, d_mlp=50, mlp=MLP.gelu), 1, {}),
     "every position scored": (SMALL, 1, {"scored": Scored.all}),
     "every position of two": (replace(SMALL, n_layers=2), 1, {"scored": Scored.all}),
     "first of three": (DEEP, 1, {}),
@@ -105,7 +108,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", daily(NETWORKS, *[*NETWORKS][:7]))
+@pytest.mark.parametrize("name", daily(NETWORKS, *[*NETWORKS][:10]))
 def test_every_supported_block_of(name):
     model, layer, task = NETWORKS[name]
     task = toy_task(model, **{"batch_size": 2, **task})

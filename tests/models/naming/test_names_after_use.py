@@ -106,7 +106,6 @@ class Maps(nn.Module):
         third = self.w3(hidden)
         inner = {
             "w1 gates": lambda: silu(first) * third,
-            "w1 gates by relu": lambda: first.relu() * third,
             "w1 gates by sigmoid": lambda: first.sigmoid() * third,
             "w3 gates": lambda: first * silu(third),
             "none gates": lambda: first * third,
@@ -145,24 +144,6 @@ class Experts(nn.Module):
             torch.where(chosen == at, weight, zero) * one(hidden)
             for at, one in enumerate(getattr(self, self.name))
         )
-
-
-class HeadList(nn.Module):
-    """Attention of a list of heads, each with maps of its own."""
-
-    def __init__(self):
-        super().__init__()
-        names = ("query", "key", "value")
-        maps = ({name: nn.Linear(WIDTH, HALF) for name in names} for _ in range(HEADS))
-        self.heads = nn.ModuleList(map(nn.ModuleDict, maps))
-        self.out_proj = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, hidden):
-        mixed = [
-            (h["query"](hidden) @ h["key"](hidden).mT).softmax(-1) @ h["value"](hidden)
-            for h in self.heads
-        ]
-        return self.out_proj(torch.cat(mixed, -1))
 
 
 class Network(nn.Module):
@@ -257,9 +238,7 @@ def test_heads_that_are_not_beside_each_other_are_not_named():
     assert not [name for name in names(layout) if ".head" in name]
 
 
-@pytest.mark.parametrize(
-    "kind", ["w1 gates", "w1 gates by relu", "w1 gates by sigmoid"]
-)
+@pytest.mark.parametrize("kind", ["w1 gates", "w1 gates by sigmoid"])
 def test_three_maps_are_named_where_w1_gates(kind):
     network = Network(attn=Attention, mlp=lambda: Maps(kind))
     layout = find_weights(network)
@@ -290,7 +269,6 @@ ASKED = {
     ),
     "gates in the queries": (lambda: Network(attn=Gated), "attn.q"),
     "a fused map": (lambda: Network(attn=lambda: Fused("qkv")), "attn.qkv"),
-    "a list of heads": (lambda: Network(attn=HeadList), "attn.heads.*.query"),
     "experts and their gate": (
         lambda: Network(attn=Attention, moe=lambda: Experts("expert_list")),
         "moe.gate",

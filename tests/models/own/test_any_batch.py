@@ -12,6 +12,7 @@ import hessfig
 from hessfig.errors import UserError
 from tests.daily import daily
 from tests.double_backward import hessian
+from tests.draws import tanh_network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
 SMALL = {
@@ -329,7 +330,7 @@ def test_what_does_not_fit_is_refused(changes, message):
 
 
 def net():
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return tanh_network(3, 4, 2)
 
 
 def test_what_computed_from_parameters_beforehand_is_used_is_refused_by_name():

@@ -23,6 +23,7 @@ from hessfig.errors import UserError
 from hessfig.models.own import batches as read_batches
 from hessfig.models.own.batches import keep_batches
 from tests.double_backward import hessian
+from tests.draws import tanh_network
 
 SAMPLES = 10
 SIZE = 4
@@ -40,7 +41,7 @@ def seeded(seed):
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)).double()
+    return tanh_network(3, 2, 2).double()
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):

@@ -11,6 +11,7 @@ import hessfig
 from hessfig.errors import UserError
 from tests.daily import thinned
 from tests.double_backward import hessian
+from tests.draws import tanh_network
 
 COUNT = 14
 MEANS = {
@@ -39,7 +40,7 @@ class OfAVariance(nn.Module):
 
 def parts_of_a_problem(outputs=4):
     torch.manual_seed(3)
-    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
+    network = tanh_network(3, 5, outputs).double()
     return (
         network,
         torch.randn(COUNT, 3, dtype=torch.float64),

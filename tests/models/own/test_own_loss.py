@@ -12,6 +12,7 @@ import hessfig
 from hessfig.errors import UserError
 from tests.daily import daily
 from tests.double_backward import hessian
+from tests.draws import tanh_network
 
 IDS = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(0))
 BATCH = {"input_ids": IDS, "labels": IDS}
@@ -246,7 +247,7 @@ def gradient_penalty(network, out, y, *, by_backward):
 def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(by_backward):
     """It differentiates the graph of the outputs, which outputs alone do not have."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    network = tanh_network(3, 4, 2).double()
     x = torch.randn(6, 3).double()
     y = torch.arange(6) % 2
     of = partial(gradient_penalty, network, by_backward=by_backward)
@@ -266,7 +267,7 @@ def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(by_backward):
 
 def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words():
     """Its own backward pass fails; torch.autograd.grad without create_graph frees what cross-entropy needs."""
-    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    network = tanh_network(3, 4, 2).double()
 
     def loss(out, y):
         value = F.cross_entropy(out, y)

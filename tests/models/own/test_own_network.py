@@ -12,6 +12,7 @@ import hessfig
 from hessfig.errors import UserError
 from tests.daily import thinned
 from tests.double_backward import hessian
+from tests.draws import tanh_network
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)).double()
 Y = torch.arange(12) % 3
@@ -19,7 +20,7 @@ Y = torch.arange(12) % 3
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return tanh_network(4, 6, 3).double()
 
 
 def measured(problem, part="H", name="all"):

@@ -4,7 +4,6 @@ import copy
 import itertools
 from collections import OrderedDict
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from hessfig.models.own.border import open_request
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.witnessing import factory_objective
 from tests.daily import daily, thinned
+from tests.draws import tanh_network
 from tests.odd_functions import REFUSED, RIGHT
 
 TYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -310,13 +310,13 @@ def test_samples_that_do_not_count_say_nothing(monkeypatch):
     assert "value, all samples" not in witness.off
 
 
-class Once(torch.autograd.Function):
-    """2 tanh x, whose second derivative takes a value that forward has kept for a constant."""
+class Kept(torch.autograd.Function):
+    """z^3 with the slope that forward has kept: first derivatives are right, second ones are not."""
 
     @staticmethod
-    def forward(ctx, x):
-        ctx.slope = 2 * (1 - x.tanh().square())
-        return 2 * x.tanh()
+    def forward(ctx, z):
+        ctx.slope = 3 * z.detach().square()
+        return z.pow(3)
 
     @staticmethod
     def backward(ctx, *sent):
@@ -341,7 +341,7 @@ class Routed(nn.Module):
             (others,), self.first(x[others]).tanh()
         )
         if len(chosen):
-            hidden = hidden.index_put((chosen,), Once.apply(self.second(x[chosen])))
+            hidden = hidden.index_put((chosen,), Kept.apply(self.second(x[chosen])))
         return self.last(hidden)
 
 
@@ -352,7 +352,7 @@ class RoutedWithout(Routed):
         hidden = self.second(self.first(x)[:, :4])
         chosen = (x[:, 0] > 5).nonzero().flatten()
         return self.last(
-            hidden.index_put((chosen,), Once.apply(hidden[chosen]))
+            hidden.index_put((chosen,), Kept.apply(hidden[chosen]))
             if len(chosen)
             else hidden
         )
@@ -362,7 +362,7 @@ class RoutedWithout(Routed):
     ("network", "words"),
     [
         (Routed, r"second\.weight"),
-        (RoutedWithout, "derivatives written in Python: Once"),
+        (RoutedWithout, "derivatives written in Python: Kept"),
     ],
 )
 def test_what_first_samples_do_not_take_is_compared_on_all_samples(
@@ -379,7 +379,7 @@ def test_what_first_samples_do_not_take_is_compared_on_all_samples(
 def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width):
     """It closes over the network and over float32 data, so that differences in float64 cannot be taken."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
+    network = tanh_network(width, width, 5)
     x = torch.randn(32, width)
     y = torch.arange(32) % 5
 
@@ -418,7 +418,7 @@ def test_wrong_second_derivatives_are_refused_in_float32_alone():
     network = nn.Sequential(body, last)
 
     def loss(out, target):
-        kept = last(Once.apply(body(x)))
+        kept = last(Kept.apply(body(x)))
         return (
             torch.nn.functional.cross_entropy(kept, target) + 0.1 * out.square().mean()
         )
@@ -429,20 +429,6 @@ def test_wrong_second_derivatives_are_refused_in_float32_alone():
         hessfig.Problem(network, x, torch.arange(32) % 5, loss).operator(
             "all", dtype="float32"
         ).dense()
-
-
-class Kept(torch.autograd.Function):
-    """z^3 with the slope that forward has kept: first derivatives are right, second ones are not."""
-
-    @staticmethod
-    def forward(ctx, z):
-        ctx.slope = 3 * z.detach().square()
-        return z.pow(3)
-
-    @staticmethod
-    def backward(ctx, *sent):
-        slope = sent[0] * ctx.slope
-        return slope
 
 
 def cube(z):
@@ -650,41 +636,6 @@ def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(name):
     )
     vector = slope.detach() + torch.tensor([1.0, 0.0, 0.0])
     assert_close(operator @ vector, truth, rtol=1e-4, atol=1e-6, check_dtype=False)
-
-
-@pytest.mark.parametrize("small", [2**16, 0])
-def test_hooks_lists_and_random_numbers_are_as_before(small, monkeypatch):
-    """A network that draws numbers, and hooks and a loss that keep what they see."""
-    monkeypatch.setattr(batched, "SMALL", small)
-    n = Reader()
-    seen = list[torch.Tensor]()
-    x = torch.randn(8, 4)
-    y = torch.arange(8) % 3
-    n.first.weight.register_hook(lambda slope: slope / 2)
-    n.first.register_forward_hook(
-        lambda *_: (torch.rand(2), np.random.rand(), None)[-1]  # noqa: NPY002
-    )
-    n.last.register_forward_hook(lambda _, given, out: seen.append(out.detach()))
-
-    def loss(out, target):
-        seen.append(out.detach())
-        return torch.nn.functional.cross_entropy(out, target)
-
-    def state():
-        drawn = np.random.get_state()  # noqa: NPY002
-        # Beartype draws from Python's own.
-        numbers = [torch.get_rng_state().tolist(), drawn[1].tolist(), drawn[2]]
-        return [numbers, len(seen), len(n.first.weight._backward_hooks or ())]
-
-    before = state()
-    problem = hessfig.Problem(n, x, y, loss)
-    hessfig.measure(problem, blocks=["last.bias"], parts="H")
-    problem.approximation("diagonal", "last.bias")
-    operator = problem.operator("last.bias")
-    assert state() == before
-    product = operator @ torch.ones(3)
-    assert [state()[0], state()[2]] == [before[0], before[2]]
-    assert product.isfinite().all()
 
 
 def test_an_operator_whose_loss_changes_says_so():
