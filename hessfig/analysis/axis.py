@@ -8,7 +8,7 @@ from functools import cache
 from itertools import chain
 from types import MappingProxyType
 
-import pandas as pd
+from pandas import DataFrame, Series
 
 from hessfig.errors import UserError, did_you_mean
 from hessfig.record import CURVE
@@ -23,7 +23,7 @@ def settings_of(variant: str) -> Mapping[str, str]:
     return MappingProxyType({key: value for key, _, value in pairs})
 
 
-def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
+def with_settings(rows: DataFrame, *keys: str, default: str = "") -> DataFrame:
     """Return the rows with one column of texts per setting: its value in the row's variant, or `default`."""
     varied = [settings_of(variant) for variant in rows["variant"]]
     columns = {}
@@ -175,8 +175,8 @@ SIGMA = Axis()
 
 
 def along(
-    table: pd.DataFrame, axis: Axis = SIGMA, *, asked: str = "sweep.axis"
-) -> pd.DataFrame:
+    table: DataFrame, axis: Axis = SIGMA, *, asked: str = "sweep.axis"
+) -> DataFrame:
     """Return the table with the place on the axis in a column x; a table that has this column is returned unchanged.
 
     If the axis is a setting, it is removed from the variant; whatever else varies
@@ -193,12 +193,12 @@ def along(
     return placed
 
 
-def has_places(table: pd.DataFrame, axis: Axis) -> bool:
+def has_places(table: DataFrame, axis: Axis) -> bool:
     """Return whether the table has any place on the axis (a loaded state has no sigma, say)."""
     return bool(along(table, axis)[X].notna().any())
 
 
-def check_places(table: pd.DataFrame, axis: Axis) -> None:
+def check_places(table: DataFrame, axis: Axis) -> None:
     """Raise UserError for a table of single points, which has no curves along the axis."""
     if not has_places(table, axis):
         raise UserError(
@@ -209,7 +209,7 @@ def check_places(table: pd.DataFrame, axis: Axis) -> None:
         )
 
 
-def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
+def fixed_words(table: DataFrame, axis: Axis) -> str:
     """Return as a sentence the sigma or step of all numbers where it is not the axis; otherwise ""."""
     words = []
     for name in _COORDINATES:
@@ -219,7 +219,7 @@ def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
     return f" At {', '.join(words)}." if words else ""
 
 
-def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
+def _placed(table: DataFrame, axis: Axis, asked: str) -> DataFrame:
     if axis.name in _COORDINATES:
         return table.assign(**{X: _whole(table, axis.name, asked)})
     if axis.name == COUNT:
@@ -240,7 +240,7 @@ def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
     )
 
 
-def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
+def _whole(table: DataFrame, name: str, asked: str) -> Series:
     """Return the column. Either all of its cells are empty, or none."""
     if table[name].isna().any() and table[name].notna().any():
         raise UserError(
@@ -252,7 +252,7 @@ def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
     return table[name]
 
 
-def _numbers(key: str, values: pd.Series, asked: str) -> list[float]:
+def _numbers(key: str, values: Series, asked: str) -> list[float]:
     numbers = as_numbers(values)
     if numbers is None:
         raise UserError(
@@ -264,7 +264,7 @@ def _numbers(key: str, values: pd.Series, asked: str) -> list[float]:
     return numbers
 
 
-def _joined(table: pd.DataFrame, name: str) -> pd.Series:
+def _joined(table: DataFrame, name: str) -> Series:
     """Return the variants with 'name=value' joined to them."""
     values = table[name].map(f"{name}={{:.12g}}".format)
     values = values.mask(table[name].isna(), "")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame, read_csv
 
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.table import read_table
@@ -28,7 +28,7 @@ _LARGEST = 2**26
 _ON_BOTH_SIDES = ["value", "error", "status"]
 
 
-def numbers_at(place: Path) -> pd.DataFrame:
+def numbers_at(place: Path) -> DataFrame:
     """Return the numbers of a run's folder, a table.csv, or a CSV file of published values, with the columns of NUMBER.
 
     Published values have the columns block, part, layer, sigma, value, and may have
@@ -49,9 +49,9 @@ def numbers_at(place: Path) -> pd.DataFrame:
     raise _unusable(place, f"the columns {', '.join(values)}")
 
 
-def _columns(place: Path) -> pd.DataFrame:
+def _columns(place: Path) -> DataFrame:
     try:
-        return pd.read_csv(
+        return read_csv(
             io.BytesIO(read_small(place, _LARGEST)),
             keep_default_na=False,
             na_values=["nan"],
@@ -60,7 +60,7 @@ def _columns(place: Path) -> pd.DataFrame:
         raise _unusable(place, f"{type(error).__name__}: {error}") from error
 
 
-def _published(place: Path, values: pd.DataFrame) -> pd.DataFrame:
+def _published(place: Path, values: DataFrame) -> DataFrame:
     try:
         names = values.columns.intersection(["layer", "sigma", "value", "repeat"])
         numeric = values.astype(dict.fromkeys(names, float))
@@ -101,12 +101,12 @@ class Comparison:
         Numbers that only the first table has, and only the second.
     """
 
-    pairs: pd.DataFrame
+    pairs: DataFrame
     lost: int
     more: int
 
     @cached_property
-    def judged(self) -> pd.DataFrame:
+    def judged(self) -> DataFrame:
         """The pairs that are compared: all but those that are `left_out`."""
         return self.pairs[self.pairs["left_out"] == ""]
 
@@ -123,7 +123,7 @@ class Comparison:
             "within 3 standard errors": int((errors <= 3).sum()),
         }
 
-    def different(self, tolerance: float) -> pd.DataFrame:
+    def different(self, tolerance: float) -> DataFrame:
         """Return the numbers that differ by more than `tolerance`, relative to the second table, or in their status.
 
         Published values have no status.
@@ -135,7 +135,7 @@ class Comparison:
         return pairs[is_far | is_other]
 
 
-def compared(first: pd.DataFrame, other: pd.DataFrame) -> Comparison:
+def compared(first: DataFrame, other: DataFrame) -> Comparison:
     """Pair the numbers of two tables by the columns of NUMBER that both have, sigma and step to nine digits.
 
     A number is `left_out` of what is called different where the second table holds a
@@ -166,7 +166,7 @@ def compared(first: pd.DataFrame, other: pd.DataFrame) -> Comparison:
     return Comparison(_judged(pairs), len(left) - len(pairs), len(right) - len(pairs))
 
 
-def _placed(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def _placed(table: DataFrame, keys: list[str]) -> DataFrame:
     """Return places, values, errors and statuses; sigma and step as texts of nine digits."""
     placed = table.assign(error=table["error"].fillna(0.0))
     for name in ("sigma", "step"):
@@ -175,7 +175,7 @@ def _placed(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return placed[[*keys, *_ON_BOTH_SIDES, "dtype"]]
 
 
-def _judged(pairs: pd.DataFrame) -> pd.DataFrame:
+def _judged(pairs: DataFrame) -> DataFrame:
     a, b = pairs["value"].to_numpy(float), pairs["value_other"].to_numpy(float)
     both_lost = ~np.isfinite(a) & ~np.isfinite(b)
     in_float32 = (pairs["dtype_other"] == "float32").to_numpy()

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import POINT, SIGMA, Axis, X, along
 from hessfig.analysis.intervals import student_interval
@@ -14,12 +14,12 @@ from hessfig.terms import AT_OUTPUTS, AT_SCORES, Part
 
 
 def growth_curves(
-    table: pd.DataFrame,
+    table: DataFrame,
     *,
     axis: Axis = SIGMA,
     quantity: str = FROBENIUS,
     index: int | None = None,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one row per curve and place x: mean, sem, count, probe_sem, num_nonfinite, num_not_converged, is_zero.
 
     mean = average over the seeds with status ok; sem = their standard deviation /
@@ -55,8 +55,8 @@ def growth_curves(
 
 
 def seed_matrix(
-    table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS
-) -> pd.DataFrame:
+    table: DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS
+) -> DataFrame:
     """Return the values with one row per (curve, seed) and one column per place x; nan where no value counts."""
     numbers = along(of_quantity(table, quantity), axis)
     counted = numbers["value"].where(~numbers["status"].isin(LEFT_OUT))
@@ -65,7 +65,7 @@ def seed_matrix(
 
 
 def quantity_to_fit(
-    table: pd.DataFrame, asked: str | None = None, among: Collection[str] | None = None
+    table: DataFrame, asked: str | None = None, among: Collection[str] | None = None
 ) -> str:
     """Return the quantity whose curves are fitted: the one asked for, else frobenius, else the only one of the table.
 
@@ -88,8 +88,8 @@ def quantity_to_fit(
 
 
 def of_quantity(
-    table: pd.DataFrame, quantity: str = FROBENIUS, index: int | None = None
-) -> pd.DataFrame:
+    table: DataFrame, quantity: str = FROBENIUS, index: int | None = None
+) -> DataFrame:
     """Return the rows of one quantity, because figures and slopes never mix two. Raises UserError if there are none."""
     chosen = table[table["quantity"] == quantity]
     measured = list(table["quantity"].unique())
@@ -104,7 +104,7 @@ def of_quantity(
     return chosen if index is None else _of_index(chosen, quantity, index)
 
 
-def _of_index(chosen: pd.DataFrame, quantity: str, index: int) -> pd.DataFrame:
+def _of_index(chosen: DataFrame, quantity: str, index: int) -> DataFrame:
     counted = sorted(chosen["index"].unique())
     if index not in counted:
         raise UserError(
@@ -119,7 +119,7 @@ def _of_index(chosen: pd.DataFrame, quantity: str, index: int) -> pd.DataFrame:
 _PLACE = [*NETWORK, *BLOCK, X]
 
 
-def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
+def functional_shares(table: DataFrame, axis: Axis = SIGMA) -> DataFrame:
     """Return mean, sem and count over seeds of ||H_f||_F / (||H_o||_F + ||H_f||_F) for every block and place x.
 
     The ratio is taken seed by seed, so that the spread of the weights, which both norms
@@ -134,8 +134,8 @@ def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
 
 
 def seed_shares(
-    table: pd.DataFrame, axis: Axis = SIGMA, split: tuple[Part, ...] = AT_OUTPUTS
-) -> pd.DataFrame:
+    table: DataFrame, axis: Axis = SIGMA, split: tuple[Part, ...] = AT_OUTPUTS
+) -> DataFrame:
     """Return the shares of `functional_shares` seed by seed, in columns `seed` and `share` next to block and place.
 
     `split`: the outer and the functional part.
@@ -147,7 +147,7 @@ def seed_shares(
     return (functional / both.where(both > 0)).dropna().rename("share").reset_index()
 
 
-def score_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
+def score_shares(table: DataFrame, axis: Axis = SIGMA) -> DataFrame:
     """Return the share ||H_fT||_F / (||H_oT||_F + ||H_fT||_F) of every block and place x.
 
     Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0
@@ -157,7 +157,7 @@ def score_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
         _PLACE, sort=False, dropna=False
     )["share"]
     by_block = by_place.agg(lambda shares: student_interval(shares)).reset_index()
-    intervals = pd.DataFrame(
+    intervals = DataFrame(
         [vars(one) for one in by_block.pop("share")],
         columns=["mean", "low", "high", "count"],
     )

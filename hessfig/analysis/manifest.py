@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import SIGMA, Axis, settings_of, varied_settings
 from hessfig.analysis.table import read_table
@@ -47,7 +47,7 @@ class RecordedRun:
     for the other variants.
     """
 
-    table: pd.DataFrame
+    table: DataFrame
     architectures: Architectures
     axis: Axis = SIGMA
     first_seed: int = 0
@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return _agreeing(folder, _read_checked)
 
 
-def architectures(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Architectures:
+def architectures(table: DataFrame, manifest: Mapping[str, Any]) -> Architectures:
     """Return the architecture of every (variant, num_layers) in the table."""
     networks = table[NETWORK].drop_duplicates().itertuples(index=False)
     return {
@@ -172,7 +172,7 @@ def _agreeing(folder: Path, read: Callable[[Path], Found]) -> Found:
     return read(folder)
 
 
-def _read_both(folder: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
+def _read_both(folder: Path) -> tuple[DataFrame, dict[str, Any] | None]:
     """Read manifest, table and the table's hash in this order: if the hash fits the manifest, so does the table."""
     # An early check, because the table takes longer to read.
     manifest = _read_checked(folder)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+from pandas import DataFrame, option_context
 
 from hessfig.register import publish
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-def as_csv(frame: pd.DataFrame) -> str:
+def as_csv(frame: DataFrame) -> str:
     """Return a frame as CSV, with ten digits per number."""
     return str(frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
 
@@ -34,13 +34,13 @@ def as_json(content: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if not isinstance(value, pd.DataFrame):
+    if not isinstance(value, DataFrame):
         return value
     finite = value.replace([math.inf, -math.inf], math.nan)
     return finite.astype(object).where(finite.notna(), None).to_dict("records")
 
 
-def write_csv(frames: Mapping[Path, pd.DataFrame], kind: str) -> None:
+def write_csv(frames: Mapping[Path, DataFrame], kind: str) -> None:
     """Write frames as CSV, all or none. Raises UserError if this would overwrite a file that hessfig did not write."""
     publish({path: as_csv(frame) for path, frame in frames.items()}, kind)
 
@@ -158,7 +158,7 @@ _LAST = ["sweep", "config", "seconds", "dtype", "estimator", "num_probes"]
 _MOST = 30  # largest number of rows in HTML
 
 
-class Table(pd.DataFrame):
+class Table(DataFrame):
     """A table of measured numbers: a pandas DataFrame that shows block, quantity, value and error first.
 
     The order of its columns stays that of the file.
@@ -173,25 +173,25 @@ class Table(pd.DataFrame):
 
     def __repr__(self) -> str:
         """Return the text that is printed; of a selection of columns, in its own order."""
-        frame = pd.DataFrame(self)
+        frame = DataFrame(self)
         if not {*_PRINTED, *_LAST[:1]} <= {*frame.columns}:
             return repr(frame)
         shown = frame[[*_PRINTED, *_differing(frame, _PRINTED)]]
-        with pd.option_context(
+        with option_context(
             "display.max_columns", None, "display.show_dimensions", False
         ):
             return f"{shown}\n[{len(frame)} rows x {len(frame.columns)} columns]"
 
 
-def _differing(frame: pd.DataFrame, first: Sequence[str]) -> list[str]:
+def _differing(frame: DataFrame, first: Sequence[str]) -> list[str]:
     """Return the columns, besides the `first` and the technical ones, whose entries are not all the same."""
     others = [name for name in frame.columns if name not in {*first, *_LAST}]
     return [name for name in others if len(frame) < 2 or len(frame[name].unique()) > 1]
 
 
-def table_html(table: pd.DataFrame) -> str:
+def table_html(table: DataFrame) -> str:
     """Return the first 30 rows of a table as HTML: value and error first, then the columns that distinguish rows."""
-    shown = pd.DataFrame(table).head(_MOST)
+    shown = DataFrame(table).head(_MOST)
     frame = shown[
         [*(name for name in _FIRST if name in shown), *_differing(shown, _FIRST)]
     ]

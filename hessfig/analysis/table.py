@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame, Series, read_csv, to_numeric
 
 from hessfig.analysis.axis import variants_in_order
 from hessfig.errors import UserError, plain, run_command
@@ -25,7 +25,7 @@ _TEXT_IN_WORDS = f"at most {_LONGEST} printable characters"
 _DEEPEST = 10_000  # largest number of layers that is plausible
 
 
-def check_rows(table: pd.DataFrame, broken: Broken) -> None:
+def check_rows(table: DataFrame, broken: Broken) -> None:
     """Raise `broken(what, got, allowed)` for the first rule that a row breaks."""
     _check_words(table, broken)
     _check_values(table, broken)
@@ -33,7 +33,7 @@ def check_rows(table: pd.DataFrame, broken: Broken) -> None:
     _check_duplicates(table, broken)
 
 
-def _check_words(table: pd.DataFrame, broken: Broken) -> None:
+def _check_words(table: DataFrame, broken: Broken) -> None:
     for name in _TEXTS:
         odd = [text for text in table[name].unique() if not _is_text(text)]
         if odd:
@@ -47,7 +47,7 @@ def _check_words(table: pd.DataFrame, broken: Broken) -> None:
             raise broken(f"unknown {name}", ", ".join(map(repr, unknown)), allowed)
 
 
-def _check_values(table: pd.DataFrame, broken: Broken) -> None:
+def _check_values(table: DataFrame, broken: Broken) -> None:
     """Check that the status fits the value, layers exist in the network, sigma is a scale, and step is a count."""
     value = table["value"]
     status = table["status"]
@@ -110,7 +110,7 @@ def _is_text(text: str) -> bool:
     return len(text) <= _LONGEST and plain(text, most=_LONGEST) == text
 
 
-def _check_configs(table: pd.DataFrame, broken: Broken) -> None:
+def _check_configs(table: DataFrame, broken: Broken) -> None:
     """Check that each quantity of a network has one configuration; different quantities may have different ones."""
     by_network = table.groupby([*NETWORK, "quantity"], sort=True)["config"].unique()
     for (variant, num_layers, quantity), configs in by_network.items():
@@ -122,14 +122,14 @@ def _check_configs(table: pd.DataFrame, broken: Broken) -> None:
             )
 
 
-def _check_duplicates(table: pd.DataFrame, broken: Broken) -> None:
+def _check_duplicates(table: DataFrame, broken: Broken) -> None:
     twice = table.duplicated(NUMBER)  # two empty values of sigma are equal
     if twice.any():
         row = _describe(table[twice].iloc[0], NUMBER)
         raise broken("two rows describe the same number", row, "one row per number")
 
 
-def _describe(row: pd.Series, names: list[str]) -> str:
+def _describe(row: Series, names: list[str]) -> str:
     return ", ".join(f"{name}={row[name]}" for name in names)
 
 
@@ -140,7 +140,7 @@ _REALS = ("value", "seconds")
 _LARGEST = 2.0**53  # float64 holds all integers up to here
 
 
-def read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> DataFrame:
     """Return the table with parsed numbers; an empty sigma, step or error is nan, an empty index is 0.
 
     Weights and quantities may have any names. Raises UserError for a file that is
@@ -160,7 +160,7 @@ def read_table(path: Path) -> pd.DataFrame:
     return table
 
 
-def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+def in_reading_order(frame: DataFrame, table: DataFrame) -> DataFrame:
     """Return rows sorted by network, layer, weights, part, quantity.
 
     Variants are in natural order (width 8, 16, 128), other names in the order of their
@@ -175,14 +175,14 @@ def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
         "quantity": list(table["quantity"].unique()).index,
     }
 
-    def rank(column: pd.Series) -> pd.Series:
+    def rank(column: Series) -> Series:
         order = ranks.get(str(column.name))
         return column if order is None else column.map(order)
 
     return frame.sort_values(CURVE, key=rank, kind="stable", ignore_index=True)
 
 
-def _read_text(path: Path) -> pd.DataFrame:
+def _read_text(path: Path) -> DataFrame:
     if path.exists() and not is_file(path):
         raise _broken(
             path, "cannot be read as a table", got="a folder, a pipe or a device"
@@ -195,7 +195,7 @@ def _read_text(path: Path) -> pd.DataFrame:
             remedy=run_command(path.parent),
         )
     try:
-        raw = pd.read_csv(
+        raw = read_csv(
             path,
             dtype=str,
             keep_default_na=False,
@@ -211,7 +211,7 @@ def _read_text(path: Path) -> pd.DataFrame:
     return raw
 
 
-def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
+def _with_header(raw: DataFrame, path: Path) -> DataFrame:
     """Return the rows with the names of the first row, and check that every column occurs once."""
     names = [str(name) for name in raw.iloc[0]]
     missing = [name for name in COLUMNS if name not in names]
@@ -225,10 +225,10 @@ def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
     return raw.iloc[1:].set_axis(names, axis=1).reset_index(drop=True)
 
 
-def _numbers(column: pd.Series, path: Path) -> pd.Series:
+def _numbers(column: Series, path: Path) -> Series:
     """Return a column as floats. An empty cell is nan if the column allows it; the text 'nan' is for reals only."""
     name = str(column.name)
-    numbers = pd.to_numeric(column, errors="coerce").astype(float)
+    numbers = to_numeric(column, errors="coerce").astype(float)
     words = column.str.strip()
     whole = name in (*_COUNTS, *_EMPTY_COUNTS)
     empty = name in (*_EMPTY_COUNTS, *_EMPTY_REALS)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame, Series, concat
 
 from hessfig.analysis.axis import settings_of
 from hessfig.analysis.intervals import Interval, geometric_interval, student_interval
@@ -19,9 +19,7 @@ EDGE_TOLERANCE = 0.1
 _PLACE = ["variant", "sigma", "seed", "step"]
 
 
-def shares(
-    table: pd.DataFrame, quantity: str, threshold: str = THRESHOLD
-) -> pd.DataFrame:
+def shares(table: DataFrame, quantity: str, threshold: str = THRESHOLD) -> DataFrame:
     """Return the numbers of a quantity of the whole network with `threshold` and `share` = value / threshold."""
     counted = table[~table["status"].isin(LEFT_OUT)]
     values, thresholds = (
@@ -32,7 +30,7 @@ def shares(
     return merged.assign(share=merged["value"] / merged["threshold"])
 
 
-def late_shares(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
+def late_shares(table: DataFrame, quantity: str) -> dict[str, Interval]:
     """Return, by variant, the interval over seeds of the mean share over the last third of the steps."""
     every = shares(table, quantity)
     late = every[every["step"] >= 2 / 3 * table["step"].max()]
@@ -43,7 +41,7 @@ def late_shares(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
     }
 
 
-def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
+def of_whole(table: DataFrame, quantity: str, part: str = "") -> DataFrame:
     """Return the numbers of a quantity of the whole network, the first of several."""
     rows = table[
         (table["quantity"] == quantity)
@@ -72,13 +70,13 @@ class Race:
     rate, seed and step.
     """
 
-    losses: pd.DataFrame
-    tuned: pd.DataFrame
+    losses: DataFrame
+    tuned: DataFrame
     budget: dict[str, float]
-    ratios: pd.DataFrame
+    ratios: DataFrame
 
 
-def race(table: pd.DataFrame) -> Race:
+def race(table: DataFrame) -> Race:
     """Return the race of a sweep over rules and learning rates.
 
     For a rule with varied damping, the rate is the damping. Raises UserError without
@@ -110,13 +108,13 @@ def race(table: pd.DataFrame) -> Race:
     ]
     return Race(
         losses,
-        pd.concat(tuned, ignore_index=True),
+        concat(tuned, ignore_index=True),
         budget,
         ratios.rename(columns={"value": "ratio"}),
     )
 
 
-def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
+def against_plain(tuned: DataFrame, reference: str = "") -> DataFrame:
     """Return, by budget and rule, the loss over that of its plain optimiser: geometric mean and interval over seeds.
 
     With a `reference`, it is the loss over that of this rule. Ratios are taken seed by
@@ -136,13 +134,13 @@ def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
         )
         ends = (interval.mean, interval.low, interval.high)
         rows.append((budget, rule, *ends, interval.count))
-    return pd.DataFrame(
+    return DataFrame(
         rows,
         columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"],
     )
 
 
-def _named(table: pd.DataFrame) -> pd.DataFrame:
+def _named(table: DataFrame) -> DataFrame:
     rates = []
     rules = []
     for variant in table["variant"]:
@@ -165,7 +163,7 @@ def _rule(given: Mapping[str, str]) -> str:
     return ", ".join(words)
 
 
-def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
+def _seconds(counted: DataFrame) -> DataFrame:
     """Return the cost of each rule up to each step: gradients and products, and seconds by their median times."""
     of = dict(list(counted.groupby("quantity")))
     update, look = (
@@ -195,17 +193,17 @@ def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
+def _at(losses: DataFrame, along: str, place: float) -> DataFrame:
     """Return the loss of every run at a place along `along`, interpolated linearly in its logarithm."""
     rows = []
     for key, run in losses.sort_values(along).groupby(_RUN):
         inside = run[along].min() <= place <= run[along].max() * (1 + 1e-9)
         log = np.interp(place, run[along], np.log(run["loss"])) if inside else np.inf
         rows.append((*key, float(np.exp(log))))
-    return pd.DataFrame(rows, columns=[*_RUN, "loss"])
+    return DataFrame(rows, columns=[*_RUN, "loss"])
 
 
-def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
+def _tuned(at: DataFrame, along: str) -> DataFrame:
     rows = []
     for rule, runs in at.groupby("rule", sort=False):
         wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(
@@ -214,12 +212,12 @@ def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
         for seed, rate in tuned_rates(wide).items():
             at_edge = rate in (wide.index[0], wide.index[-1])
             rows.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
-    return pd.DataFrame(
+    return DataFrame(
         rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"]
     )
 
 
-def tuned_rates(losses: pd.DataFrame) -> pd.Series:
+def tuned_rates(losses: DataFrame) -> Series:
     """Return for each seed (a column) the rate (a row) with the smallest mean loss over the other seeds.
 
     With a single seed, its own losses decide. Runs that diverged have infinite losses.
@@ -230,4 +228,4 @@ def tuned_rates(losses: pd.DataFrame) -> pd.Series:
         if len(losses.columns) > 1:
             others = losses.drop(columns=seed)
         rates[seed] = float(others.mean(axis=1).idxmin())
-    return pd.Series(rates, dtype=float)
+    return Series(rates, dtype=float)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from pandas import DataFrame, Series, concat, read_csv
 
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
@@ -18,10 +18,10 @@ from hessfig.figures.parts.saving import save_sheets
 from hessfig.terms import Matrix
 
 
-def read_study(path: Path) -> pd.DataFrame:
+def read_study(path: Path) -> DataFrame:
     """Return outputs/<study>/<table>.csv as a table. Raises UserError if it is missing or invalid."""
     try:
-        return pd.read_csv(path)
+        return read_csv(path)
     except (OSError, ValueError) as error:
         # What pandas raises for broken text are ValueErrors.
         what = "is not a study's table" if path.exists() else "is missing"
@@ -72,7 +72,7 @@ def draw_bounds(
 def _saved(
     draw: Callable[[Any, Paper], Sheet],
     tables: Any,
-    drawn: pd.DataFrame,
+    drawn: DataFrame,
     folder: Path,
     name: str,
     paper: Paper,
@@ -81,7 +81,7 @@ def _saved(
         return save_sheets([draw(tables, paper).page("", drawn)], folder, name, paper)
 
 
-def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
+def bounds_sheet(table: DataFrame, paper: Paper | None = None) -> Sheet:
     """Draw three panels; those of the blocks share their y axis."""
     problems = int(table["count"].max())
     note = (
@@ -117,7 +117,7 @@ def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
 
 
 def draw_looseness(
-    ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tuple[str, str]]
+    ax: Axes, table: DataFrame, key: str, series: dict[str, tuple[str, str]]
 ) -> None:
     """Draw one curve with a band of quartiles per entry of `series`; the dashed line is a tight bound."""
     for name, (colour, label) in series.items():
@@ -174,7 +174,7 @@ def draw_scalar(
     )
 
 
-def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+def numbers(tables: dict[str, DataFrame]) -> DataFrame:
     """Return every drawn number: panel, series, x, median (or value) y, quartiles."""
     spectrum, condition, ggn, sinks = (tables[name] for name in TABLES)
     frames = [
@@ -215,10 +215,10 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
             sinks,
         ),
     ]
-    return pd.concat(frames, ignore_index=True)
+    return concat(frames, ignore_index=True)
 
 
-def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
+def scalar_sheet(tables: dict[str, DataFrame], paper: Paper | None = None) -> Sheet:
     """Draw two rows of three panels."""
     note = _SCALAR_NOTE.format(
         **{name: int(tables[name]["count"].max()) for name in TABLES[1:]}
@@ -242,7 +242,7 @@ def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) ->
     return sheet
 
 
-def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
+def draw_spectrum(ax: Axes, spectrum: DataFrame) -> None:
     """Draw eigenvalues in ascending order: rings are computed, dots are from the closed form."""
     for kind, colour in (("bulk", BULK), ("outlier", OUTLIER)):
         part = spectrum[spectrum["kind"] == kind]
@@ -287,7 +287,7 @@ def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
     ax.legend(loc="upper left")
 
 
-def draw_condition(ax: Axes, condition: pd.DataFrame) -> None:
+def draw_condition(ax: Axes, condition: DataFrame) -> None:
     """Draw the condition number against |w_Q|^2 + |w_K|^2 at fixed w_Q . w_K."""
     N = condition["norm_squared"]
     ax.fill_between(
@@ -321,7 +321,7 @@ def draw_condition(ax: Axes, condition: pd.DataFrame) -> None:
     ax.legend(loc="upper left")
 
 
-def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
+def draw_ggn(ax: Axes, ggn: DataFrame) -> None:
     """Draw the relative error of the GGN's top eigenvalue: median and quartiles; zeros are written as text."""
     for offset, (where, colour) in zip((-0.14, 0.14), PLACES.items(), strict=True):
         for place, model in enumerate(MODELS):
@@ -341,7 +341,7 @@ def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
     ax.legend(loc="upper right", handlelength=0.6)
 
 
-def draw_sink(ax: Axes, sink: pd.DataFrame) -> None:
+def draw_sink(ax: Axes, sink: DataFrame) -> None:
     """Draw bulk and outliers against the size of the sink; dotted lines are bulk and largest outlier without it."""
     ranks = [f"outlier {rank}" for rank in (1, 2, 3)]
     colours = dict(
@@ -377,7 +377,7 @@ def _share_sink_axes(axes: list[Axes]) -> None:
     axes[len(axes) // 2].legend(loc="lower left")
 
 
-def _draw_quartiles(ax: Axes, x: float, row: pd.Series, colour: str) -> None:
+def _draw_quartiles(ax: Axes, x: float, row: Series, colour: str) -> None:
     if row["q75"] < FLOOR:
         ax.text(
             x,
@@ -401,17 +401,13 @@ def _draw_quartiles(ax: Axes, x: float, row: pd.Series, colour: str) -> None:
 
 
 def _tidy(
-    panel: object,
-    series: object,
-    x: object,
-    y: object,
-    spread: pd.DataFrame | None = None,
-) -> pd.DataFrame:
+    panel: object, series: object, x: object, y: object, spread: DataFrame | None = None
+) -> DataFrame:
     if spread is None:
         quartiles = {"q25": np.nan, "q75": np.nan}
     else:
         quartiles = {"q25": spread["q25"], "q75": spread["q75"]}
-    return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
+    return DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
 
 
 DRAWN = {"bounds": draw_bounds, "scalar": draw_scalar}

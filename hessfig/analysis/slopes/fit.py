@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame, MultiIndex, Series
 
 from hessfig.analysis.axis import SIGMA, Axis, X, along, check_places
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
@@ -252,7 +252,7 @@ def write_slopes(
     *,
     quantity: str | None = None,
     among: Collection[str] | None = None,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Fit every curve of folder/table.csv, write folder/slopes.csv and return it as a table.
 
     For `quantity` and `among` see quantity_to_fit. The other quantities of the table
@@ -277,14 +277,14 @@ def write_slopes(
 
 
 def fit_slopes(
-    table: pd.DataFrame,
+    table: DataFrame,
     architectures: Architectures,
     windows: Sequence[Window],
     settings: FitSettings = FitSettings(),
     *,
     axis: Axis = SIGMA,
     quantity: str = FROBENIUS,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one row per curve and window: the log-log least-squares fit of the mean over seeds.
 
     Errors come from `fit_slope`, predicted exponents from predictions.growth_rates,
@@ -309,7 +309,7 @@ def fit_slopes(
                 originals[key], window, context["prediction"]
             )
             rows.append(context | found | _stated_zero(key, originals, settings))
-    frame = pd.DataFrame(rows).astype(
+    frame = DataFrame(rows).astype(
         {"predicted": float, "window_low": float, "window_high": float}
     )
     frame = in_reading_order(frame, numbers)
@@ -323,7 +323,7 @@ ROUNDING = {"float64": 1e-10, "float32": 1e-4}
 
 
 def _stated_zero(
-    key: Key, originals: Mapping[Key, pd.DataFrame], settings: FitSettings
+    key: Key, originals: Mapping[Key, DataFrame], settings: FitSettings
 ) -> dict[str, Any]:
     """Return that a block is zero if the sweep states so and its numbers are at most a share ROUNDING of those of H.
 
@@ -336,7 +336,7 @@ def _stated_zero(
         return {}
     rows, whole = originals[key], originals.get((*key[:6], Part.H.value, *key[7:]))
     place = [X, "seed"]
-    bound = pd.Series(0.0, index=pd.MultiIndex.from_frame(rows[place]))
+    bound = Series(0.0, index=MultiIndex.from_frame(rows[place]))
     if whole is not None and part != Part.H:
         bound = whole.set_index(place)["value"].abs().reindex(bound.index).fillna(0.0)
     sizes = rows["value"].abs().to_numpy()
@@ -348,7 +348,7 @@ def _stated_of(settings: FitSettings, row: str, col: str, part: str) -> Any:
     return settings.predictions.get(row if row == col else f"{row},{col}", {}).get(part)
 
 
-def _row(values: pd.DataFrame, window: Window, settings: FitSettings) -> dict[str, Any]:
+def _row(values: DataFrame, window: Window, settings: FitSettings) -> dict[str, Any]:
     places = values.columns.to_numpy(float)
     inside = values.loc[:, within(places, window) & (places > 0)]  # 0 has no logarithm
     numbers, x = inside.to_numpy(float), inside.columns.to_numpy(float)
@@ -357,7 +357,7 @@ def _row(values: pd.DataFrame, window: Window, settings: FitSettings) -> dict[st
     return {"window_low": low, "window_high": high, **asdict(fit)}
 
 
-def _reach(values: pd.DataFrame, window: Window) -> tuple[float, float]:
+def _reach(values: DataFrame, window: Window) -> tuple[float, float]:
     """Return the first and the last place in the window, or the window itself if it holds none."""
     places = values.columns.to_numpy(float)
     inside = places[within(places, window) & (places > 0)]
@@ -411,7 +411,7 @@ def _stated(exponent: float | str) -> GrowthRate:
 
 
 def _check_stated(
-    predictions: Mapping[str, Mapping[str, Any]], numbers: pd.DataFrame
+    predictions: Mapping[str, Mapping[str, Any]], numbers: DataFrame
 ) -> None:
     """Raise UserError for a stated exponent of a block or part that the table does not hold."""
     blocks = numbers["row"].where(
@@ -467,7 +467,7 @@ def _across(architecture: Architecture, reach: tuple[float, float]) -> str:
     )
 
 
-def _measure_of(rows: pd.DataFrame, window: Window, prediction: str) -> dict[str, Any]:
+def _measure_of(rows: DataFrame, window: Window, prediction: str) -> dict[str, Any]:
     inside = rows[within(rows[X], window)]
     kept = inside[~inside["status"].isin(LEFT_OUT)]
     # By theory: then a number that is 0 is one.

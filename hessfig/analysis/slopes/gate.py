@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.printed import SlopeVerdict, as_window, judge, label
@@ -19,7 +19,7 @@ NOTHING = "no slope has a prediction: nothing was checked"
 SATURATION = 1.0  # predictions for sigma -> 0 do not apply to sigmas above this, where the softmax saturates
 
 
-def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
+def summary(frame: DataFrame, tolerance: float) -> tuple[list[str], int]:
     """Return the text to print and the exit code.
 
     The text lists asymptotic slopes, failures, and the number of checked slopes. The
@@ -54,7 +54,7 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
     return [*(f"note: {line}" for line in noted), *wrong, last], int(bool(wrong))
 
 
-def checked(frame: pd.DataFrame) -> pd.DataFrame:
+def checked(frame: DataFrame) -> DataFrame:
     """Return the rows of the slopes table whose prediction applies to their window.
 
     A prediction for small sigma does not apply to a window that reaches above 1. One
@@ -66,7 +66,7 @@ def checked(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame["prediction"] != Prediction.unknown) & applies]
 
 
-def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
+def violations(frame: DataFrame, tolerance: float) -> list[str]:
     """Return one line for every checked row that fails at `tolerance`; an empty list means that all pass.
 
     A slope fails if it deviates, if it is undecided (2 se > tolerance, so that a wrong
@@ -83,7 +83,7 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
     return lines
 
 
-def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
+def asymptotic(frame: DataFrame, tolerance: float) -> list[str]:
     """Return one line for every checked row that starts at its limit but bends away from it, and so does not pass."""
     lines = []
     for row in checked(frame).itertuples():

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame, concat
 
 from hessfig.analysis.axis import (
     DEPTH,
@@ -59,7 +59,7 @@ def run(
     average: str = ARITHMETIC,
     quantity: str | None = None,
     among: Collection[str] | None = None,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> tuple[DataFrame, DataFrame]:
     """Write folder/levels.csv and folder/trends.csv and return both. For `quantity` and `among` see quantity_to_fit.
 
     Raises UserError for an invalid table or window.
@@ -76,13 +76,13 @@ def run(
 
 
 def window_levels(
-    table: pd.DataFrame,
+    table: DataFrame,
     windows: Sequence[Window],
     *,
     axis: Axis = SIGMA,
     quantity: str = FROBENIUS,
     average: str = ARITHMETIC,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one row per curve and window: the mean level, with its error and 95 % interval over seeds.
 
     The level of a seed is its mean over the places of the window, each with the same
@@ -100,13 +100,13 @@ def window_levels(
 
 
 def _of_seeds(
-    table: pd.DataFrame,
+    table: DataFrame,
     windows: Sequence[Window],
     *,
     axis: Axis,
     quantity: str,
     average: str,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return the level of every curve, window and seed; nan where a seed has none."""
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
@@ -123,7 +123,7 @@ def _of_seeds(
                 rank=rank, window_low=low, window_high=high
             )
             frames.append(here.assign(level=level, num_points=known.shape[1]))
-    frame = pd.concat(frames, ignore_index=True).astype(dict.fromkeys(_WINDOW, float))
+    frame = concat(frames, ignore_index=True).astype(dict.fromkeys(_WINDOW, float))
     frame = frame.assign(sigma=math.nan, step=math.nan)  # a level has no single place
     return in_reading_order(
         frame.sort_values("rank", kind="stable", ignore_index=True), numbers
@@ -141,7 +141,7 @@ def _mean(values: NDArray[np.float64], average: str) -> NDArray[np.float64]:
     return np.where(means > 0, means, math.nan)
 
 
-def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFrame:
+def _over_seeds(of_seeds: DataFrame, axis: Axis, average: str) -> DataFrame:
     rows = []
     for key, seeds in of_seeds.groupby([*CURVE, "rank"], sort=False):
         level = seeds["level"].dropna().to_numpy(float)
@@ -153,7 +153,7 @@ def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFram
             | _found(level, average)
             | {"num_seeds": len(level), "average": average, "axis": axis.name}
         )
-    return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_FOUND])
+    return DataFrame(rows, columns=[*CURVE, *_WINDOW, *_FOUND])
 
 
 def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
@@ -164,7 +164,7 @@ def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
     return {"level": mean, "level_se": se, "ci_low": low, "ci_high": high}
 
 
-def _trends(of_seeds: pd.DataFrame, axis: Axis) -> pd.DataFrame:
+def _trends(of_seeds: DataFrame, axis: Axis) -> DataFrame:
     """Return the exponent of level ~ setting^exponent for every varied setting of three or more positive numbers.
 
     The fit, its error and its interval are those of fit.fit_slope: the values of a
@@ -173,10 +173,10 @@ def _trends(of_seeds: pd.DataFrame, axis: Axis) -> pd.DataFrame:
     rows: list[Any] = []
     for setting in _settings(of_seeds):
         rows.extend(_trend(along(of_seeds, Axis(setting)), setting, axis))
-    return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_TREND])
+    return DataFrame(rows, columns=[*CURVE, *_WINDOW, *_TREND])
 
 
-def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
+def _settings(of_seeds: DataFrame) -> Iterator[str]:
     """Yield the varied settings along which there is a curve: numbers, at least three of them, all above zero."""
     for key, texts in varied_settings(of_seeds["variant"].unique()).items():
         values = as_numbers(set(texts))
@@ -186,7 +186,7 @@ def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
         yield DEPTH
 
 
-def _trend(levels: pd.DataFrame, setting: str, axis: Axis) -> Iterator[dict[str, Any]]:
+def _trend(levels: DataFrame, setting: str, axis: Axis) -> Iterator[dict[str, Any]]:
     for key, curve in levels.groupby([*CURVE, "rank"], sort=False):
         wide = curve.set_index(["seed", X])["level"].unstack(X)  # noqa: PD010 - one level a seed and place
         fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import Axis, short_variant
 from hessfig.analysis.intervals import half_width
@@ -144,7 +144,7 @@ def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
     return abs(row.lower_half - row.predicted) <= max(tolerance, 2 * row.lower_half_se)
 
 
-def rich_table(frame: pd.DataFrame) -> Table:
+def rich_table(frame: DataFrame) -> Table:
     """Return slopes, levels or trends as a table for a terminal."""
     from rich.markup import escape
 
@@ -155,7 +155,7 @@ def rich_table(frame: pd.DataFrame) -> Table:
     )
 
 
-def cells(frame: pd.DataFrame) -> tuple[str, list[str], list[Sequence[str]]]:
+def cells(frame: DataFrame) -> tuple[str, list[str], list[Sequence[str]]]:
     """Return title, column heads and rows of slopes or levels for print, without columns that hold no information."""
     title, columns = _kind(frame)
     shown = {}
@@ -166,7 +166,7 @@ def cells(frame: pd.DataFrame) -> tuple[str, list[str], list[Sequence[str]]]:
     return title, list(shown), list(zip(*shown.values(), strict=True))
 
 
-def _kind(frame: pd.DataFrame) -> tuple[str, dict[str, Callable[[Any], str]]]:
+def _kind(frame: DataFrame) -> tuple[str, dict[str, Callable[[Any], str]]]:
     if "slope" in frame:
         return _title(frame), _CELLS
     if "level" in frame:
@@ -174,7 +174,7 @@ def _kind(frame: pd.DataFrame) -> tuple[str, dict[str, Callable[[Any], str]]]:
     return "How levels go with settings: level ~ setting^exponent", _TRENDS
 
 
-def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.DataFrame:
+def chosen(frame: DataFrame, *, rows: Any = None, parts: Any = None) -> DataFrame:
     """Return the rows with these row weights and parts (a name, a list, or None for all).
 
     Raises UserError for a name that no row has.
@@ -196,7 +196,7 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
     return frame
 
 
-def _title(frame: pd.DataFrame) -> str:
+def _title(frame: DataFrame) -> str:
     quantity, axis = frame["quantity"].iloc[0], Axis(frame["axis"].iloc[0])
     if quantity == FROBENIUS:
         measured = "||block||_F"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-import pandas as pd
 from matplotlib.colors import Normalize
+from pandas import DataFrame, concat
 
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.curves import growth_curves
@@ -53,7 +53,7 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     run, number = source.run, number_of(spec)
     points = _points(run, number)
     places = _places(spec, points, run)
-    shown = pd.concat([here.assign(place=words) for here, words in places])
+    shown = concat([here.assign(place=words) for here, words in places])
     named = run.table["quantity"].isin(rows_of(number))
     table = along(run.table[named].assign(quantity="approximations"), run.axis)
     over = labels.seeds_words(table)
@@ -79,7 +79,7 @@ def rows_of(number: str) -> dict[str, Approximation]:
     return {f"{name}_{number}": name for name in Approximation}
 
 
-def _points(run: RecordedRun, number: str) -> pd.DataFrame:
+def _points(run: RecordedRun, number: str) -> DataFrame:
     """Return the means over seeds of one number for every approximation in the table."""
     measured = set(run.table["quantity"])
     curves = []
@@ -87,12 +87,12 @@ def _points(run: RecordedRun, number: str) -> pd.DataFrame:
         if quantity in measured:
             points = growth_curves(run.table, axis=run.axis, quantity=quantity)
             curves.append(points.assign(approximation=name.value))
-    return pd.concat(curves, ignore_index=True)
+    return concat(curves, ignore_index=True)
 
 
 def _places(
-    spec: FigureSpec, points: pd.DataFrame, run: RecordedRun
-) -> list[tuple[pd.DataFrame, str]]:
+    spec: FigureSpec, points: DataFrame, run: RecordedRun
+) -> list[tuple[DataFrame, str]]:
     """Return the points at the drawn places: the ends of a training, every value of a setting, or one sigma."""
     wanted = spec.number("at")
     every = sorted(map(float, points[X].dropna().unique()))
@@ -102,7 +102,7 @@ def _places(
     return [at_one_place(points, one, run.axis) for one in sorted(shown)]
 
 
-def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) -> Sheet:
+def draw_maps(points: DataFrame, number: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw one panel per network and place below each other, with a common scale from 0 to 1."""
     networks = _once(networks_of(points))
     panels = list(product(networks, points["place"].unique()))
@@ -151,11 +151,11 @@ def _once(networks: list[Network]) -> list[Network]:
     )
 
 
-def _of(points: pd.DataFrame, network: Network, place: str) -> pd.DataFrame:
+def _of(points: DataFrame, network: Network, place: str) -> DataFrame:
     return where(points, variant=network[0], num_layers=network[1], place=place)
 
 
-def _blocks(points: pd.DataFrame) -> list[tuple[int, str]]:
+def _blocks(points: DataFrame) -> list[tuple[int, str]]:
     """Return (layer, weight) of every row: layer by layer, weights in their order."""
     rows = points[["layer", "row"]].drop_duplicates()
     order = in_order(rows["row"])
@@ -166,7 +166,7 @@ def _blocks(points: pd.DataFrame) -> list[tuple[int, str]]:
 
 
 def _square(
-    points: pd.DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]
+    points: DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]
 ) -> np.ndarray:
     square = np.full((len(blocks), len(columns)), np.nan)
     for point in points.itertuples():

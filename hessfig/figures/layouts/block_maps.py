@@ -5,10 +5,10 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
+from pandas import DataFrame, concat
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.figures.parts import labels, panels
@@ -67,10 +67,10 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def draw_blocks(
-    norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str = ""
+    norms: DataFrame, spec: FigureSpec, *, note: str, suffix: str = ""
 ) -> Iterator[Page]:
     """Draw the matrices of one layer on one page, or on one page per part if there are many weights."""
-    names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
+    names, parts = in_order(concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
     if logs.notna().any():
         ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2)
@@ -86,7 +86,7 @@ def draw_blocks(
         )
 
 
-def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
+def norm_matrix(norms: DataFrame, names: list[str]) -> np.ndarray:
     """Return the symmetric matrix of mean norms; nan where a pair was not measured."""
     square = np.full((len(names), len(names)), np.nan)
     for row in norms.itertuples():
@@ -95,14 +95,14 @@ def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
     return square
 
 
-def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
+def _note(quantity: str, numbers: DataFrame, place: str) -> str:
     what = f"log10 of the mean {labels.quantity_words(quantity)} over {labels.seeds_words(numbers)}"
     return f"{', '.join(filter(None, (what, place)))}."
 
 
 def _draw_page(
     spec: FigureSpec,
-    norms: pd.DataFrame,
+    norms: DataFrame,
     names: list[str],
     parts: list[Part],
     scale: Normalize,
@@ -181,7 +181,7 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     """Draw the grid of one layer of one network."""
-    matrices = in_order(pd.concat([measured.curves["row"], measured.curves["col"]]))
+    matrices = in_order(concat([measured.curves["row"], measured.curves["col"]]))
     count = len(matrices)
     parts: list[Part] = [
         part for part in parts_of(measured.curves) if part is not Part.H

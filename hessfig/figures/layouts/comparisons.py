@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from pandas import DataFrame, Series, concat
 
 from hessfig.analysis.axis import Axis, X, along, check_places, has_places
 from hessfig.analysis.curves import growth_curves, of_quantity
@@ -73,16 +73,14 @@ def bars(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _all_bars(
-    table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, run: RecordedRun
+    table: DataFrame, quantities: Sequence[str], spec: FigureSpec, run: RecordedRun
 ) -> Iterator[Page]:
     """Draw the blocks of every network at the place of the option `at`, with one page per quantity."""
     every = [
         growth_curves(table, axis=run.axis, quantity=quantity)
         for quantity in quantities
     ]
-    points, place = at_one_place(
-        with_pairs(pd.concat(every)), spec.number("at"), run.axis
-    )
+    points, place = at_one_place(with_pairs(concat(every)), spec.number("at"), run.axis)
     colour = seen(spec, points)[0] if spec.colour else _LAYER
     look = Encoding(run.axis, colour, "", "", run.unchanged)
     paired = points.assign(variant=unseen(points, [look.colour])["variant"])
@@ -110,7 +108,7 @@ def _all_bars(
 
 
 def _draw_bars(
-    points: pd.DataFrame,
+    points: DataFrame,
     blocks: Sequence[BlockKey],
     look: Encoding,
     spec: FigureSpec,
@@ -148,7 +146,7 @@ def _draw_bars(
 
 
 def _draw_bar_panel(
-    ax: Axes, points: pd.DataFrame, page: pd.DataFrame, look: Encoding
+    ax: Axes, points: DataFrame, page: DataFrame, look: Encoding
 ) -> None:
     # The same kind of scale in every panel of a page.
     log_y = set_y_scale(ax, page["mean"])
@@ -182,7 +180,7 @@ def _draw_bar_panel(
         say(ax, panels.why_no_line(points))
 
 
-def _beside(values: pd.Series, every: Sequence[Any]) -> pd.Series:
+def _beside(values: Series, every: Sequence[Any]) -> Series:
     """Return how far to the right each value stands of the middle of its block: `every` value has a place there."""
     step = _STEP * min(1.0, 5 / max(len(every), 1))
     places = {
@@ -191,7 +189,7 @@ def _beside(values: pd.Series, every: Sequence[Any]) -> pd.Series:
     return values.map(places).fillna(0.0)
 
 
-def _label(points: pd.DataFrame) -> str:
+def _label(points: DataFrame) -> str:
     quantity, index = str(points["quantity"].iloc[0]), int(points["index"].iloc[0])
     if index:
         return f"{labels.quantity_label(quantity)} {index}"
@@ -206,11 +204,11 @@ _PAGE = ["variant", "num_layers", "layer", "part", "index"]
 class _Lines:
     """Data of pages of lines: points, the numbers behind them, and fits (empty if none are drawn)."""
 
-    curves: pd.DataFrame
-    table: pd.DataFrame
+    curves: DataFrame
+    table: DataFrame
     look: Encoding
     spec: FigureSpec
-    slopes: pd.DataFrame
+    slopes: DataFrame
 
 
 def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -229,7 +227,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     run, quantities = source.run, spec.words("quantity") or [FROBENIUS]
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")
-    chosen = pd.concat(
+    chosen = concat(
         [of_quantity(run.table, quantity, spec.index) for quantity in quantities]
     )
     if sigmas := spec.numbers("sigmas"):
@@ -242,7 +240,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
         return
     check_places(table, axis)
     curves = with_pairs(
-        pd.concat(
+        concat(
             [
                 growth_curves(table, axis=axis, quantity=quantity)
                 for quantity in quantities
@@ -283,8 +281,8 @@ _ABOVE = 0.13  # inches of a line of a legend above the panels
 
 
 def _pages(
-    curves: pd.DataFrame, look: Encoding
-) -> Iterator[tuple[list[str], pd.DataFrame, str]]:
+    curves: DataFrame, look: Encoding
+) -> Iterator[tuple[list[str], DataFrame, str]]:
     """Yield names, points and suffix of one page per combination that panels, colours and dashes do not distinguish."""
     rest = unseen(curves, [look.colour, look.dashes, look.column])
     networks = networks_of(rest)
@@ -359,7 +357,7 @@ def _draw_page(
     else:
         look.name(sheet.first, curves)
     return sheet.page(
-        suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis)
+        suffix, as_written(concat(blocks).drop(columns="across"), look.axis)
     )
 
 
@@ -382,11 +380,11 @@ def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     return names
 
 
-_Named = list[tuple[str, pd.DataFrame]]  # the lines of a panel, with their names
+_Named = list[tuple[str, DataFrame]]  # the lines of a panel, with their names
 
 
 def _draw_panel(
-    ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines
+    ax: Axes, points: DataFrame, scale: DataFrame, drawing: _Lines
 ) -> _Named:
     """Draw the lines of one panel, and return those with slopes, which need two logarithmic scales.
 
@@ -423,17 +421,17 @@ _LISTED = 4  # lines whose slopes a panel lists
 def _fits(
     spec: FigureSpec,
     run: RecordedRun,
-    table: pd.DataFrame,
+    table: DataFrame,
     axis: Axis,
     quantities: Sequence[str],
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return the slopes on the figure's first window; empty if they are not wanted, or if panels differ in units."""
     settings = fits_of(spec, run)
     if (
         not spec.switch("slopes", axis.is_sigma or bool(settings.predictions))
         or len(quantities) > 1
     ):
-        return pd.DataFrame()
+        return DataFrame()
     windows = list(spec.windows[:1]) or [WHOLE]
     return fit_slopes(
         table, run.architectures, windows, settings, axis=axis, quantity=quantities[0]
@@ -453,7 +451,7 @@ def _fit_words(drawing: _Lines) -> str:
 
 
 def _write_slopes(
-    ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: _Lines
+    ax: Axes, named: Sequence[tuple[str, DataFrame]], drawing: _Lines
 ) -> None:
     """Write the fitted slopes of a panel into a corner, and draw predicted powers below its lowest line."""
     if drawing.slopes.empty or not named:
@@ -461,7 +459,7 @@ def _write_slopes(
     ends, keep = ax.get_xlim(), ax.get_ylim()
     fits = [(words, curve, _fit_of(curve, drawing.slopes)) for words, curve in named]
     fits = [(words, curve, fit) for words, curve, fit in fits if fit is not None]
-    every = pd.concat([curve for _, curve in named])
+    every = concat([curve for _, curve in named])
     rising = panels.is_rising(every)
     if fits:
         slopes = _slopes_in_words([(words, fit) for words, _, fit in fits])
@@ -489,7 +487,7 @@ def _write_slopes(
 
 
 def _powers_in_words(
-    fits: Sequence[tuple[str, pd.DataFrame, Any]], drawing: _Lines
+    fits: Sequence[tuple[str, DataFrame, Any]], drawing: _Lines
 ) -> list[str]:
     """Return each predicted power; of several, with the names of the lines that it belongs to."""
     lines_of: dict[float, list[str]] = {}
@@ -508,7 +506,7 @@ def _powers_in_words(
     ]
 
 
-def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
+def _fit_of(curve: DataFrame, slopes: DataFrame) -> Any:
     """Return the fit of one line as a named tuple; None if the line has several curves or no slope."""
     keys = curve[CURVE].drop_duplicates()
     fits = slopes.merge(keys, on=CURVE) if len(keys) == 1 else slopes[:0]

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator, NullLocator
+from pandas import DataFrame, Series, concat
 
 from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
@@ -47,18 +47,16 @@ STEP = "step"
 _FEW = 3  # largest number of quantities of which a note names the estimators
 
 
-def scale(
-    ax: Axes, rows: Sequence[pd.DataFrame], steps: pd.Series | None = None
-) -> None:
+def scale(ax: Axes, rows: Sequence[DataFrame], steps: Series | None = None) -> None:
     """Set both scales of a panel so that they fit all of its rows; `steps` are those of panels that share an axis."""
-    every = pd.concat([frame[[STEP, "value"]] for frame in rows])
+    every = concat([frame[[STEP, "value"]] for frame in rows])
     if len(every):
         set_x_scale(ax, every[STEP] if steps is None else steps)
         if not set_y_scale(ax, every["value"]):
             ax.ticklabel_format(axis="y", scilimits=(-3, 5))
 
 
-def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
+def how(table: DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, how their spread is drawn, estimators, excluded numbers.
 
     Estimators are named for a few quantities only: of more, the table tells which
@@ -149,7 +147,7 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield _draw_course(rows, spec, suffix)
 
 
-def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
+def _draw_course(table: DataFrame, spec: FigureSpec, suffix: str) -> Page:
     every = []
     for title, lines in _PANELS.items():
         found = _found(counted(table), lines)
@@ -170,7 +168,7 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         spec.paper, in_rows(names, columns), note, style.replace(most=columns)
     )
     steps = counted(table)[STEP].dropna()
-    drawn = [pd.DataFrame()]
+    drawn = [DataFrame()]
     if panels:
         for row, column, ax in sheet:
             drawn.append(_draw_panel(ax, *panels[row * columns + column], steps))
@@ -181,16 +179,16 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         for quantity, name, rows in filled:
             drawn.append(_means(rows, title, quantity, name))
     sheet.label_below("step")
-    return sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+    return sheet.page(suffix, concat(drawn, ignore_index=True))
 
 
-def _means(rows: pd.DataFrame, title: str, quantity: str, name: str) -> pd.DataFrame:
+def _means(rows: DataFrame, title: str, quantity: str, name: str) -> DataFrame:
     return seed_means(rows, [STEP]).assign(panel=title, quantity=quantity, line=name)
 
 
 def _found(
-    table: pd.DataFrame, lines: Mapping[str, str]
-) -> list[tuple[str, str, pd.DataFrame]]:
+    table: DataFrame, lines: Mapping[str, str]
+) -> list[tuple[str, str, DataFrame]]:
     found = []
     for name, words in lines.items():
         quantity, _, part = words.partition("/")
@@ -202,15 +200,15 @@ def _found(
     return found
 
 
-def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
+def _one_a_seed(rows: DataFrame) -> DataFrame:
     """Return one number per seed and step: the first of several (digits, eigenvalues), the mean over layers."""
     first = rows[rows["index"] == rows["index"].min()]
     return first.groupby(["seed", "step"], as_index=False)["value"].mean()
 
 
 def _draw_panel(
-    ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]], steps: pd.Series
-) -> pd.DataFrame:
+    ax: Axes, title: str, lines: list[tuple[str, str, DataFrame]], steps: Series
+) -> DataFrame:
     """Draw the lines of a panel, named where they end; `steps` are those of all panels."""
     every = [rows for _, _, rows in lines]
     are_positive = all((rows["value"] > 0).any() for rows in every)
@@ -235,7 +233,7 @@ def _draw_panel(
         ax.set_ylim(-0.02, 1.02)
     if title == _THRESHOLD:
         near = [rows for name, _, rows in lines if name != "stability_threshold"]
-        _keep_in_sight(ax, pd.concat(near))
+        _keep_in_sight(ax, concat(near))
     ax.set_title(title)
     label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
@@ -244,7 +242,7 @@ def _draw_panel(
         for y, words, colour in ends:
             inside.append((float(np.clip(y, *limits)), words, colour))
         name_ends(ax, inside)
-    return pd.concat(means_of)
+    return concat(means_of)
 
 
 def _colour(name: str, rank: int) -> str:
@@ -253,7 +251,7 @@ def _colour(name: str, rank: int) -> str:
     return part_colour(part) if part in list(Part) else tone(rank)
 
 
-def _keep_in_sight(ax: Axes, rows: pd.DataFrame) -> None:
+def _keep_in_sight(ax: Axes, rows: DataFrame) -> None:
     """End the axis above the curves that are compared with a threshold, which diverges if the rate falls to zero."""
     if len(rows) and ax.get_ylim()[1] > _HEADROOM * rows["value"].max() > 0:
         ax.set_ylim(top=_HEADROOM * rows["value"].max())
@@ -305,7 +303,7 @@ def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_flow(
-    table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix: str, part: str
+    table: DataFrame, wanted: list[str], spec: FigureSpec, suffix: str, part: str
 ) -> Page:
     words = f"{labels.part_words(part)}. Colour: all steps; dots: the last step."
     note = how(table, words, "geometric; bars: 95% interval (Student's t)")
@@ -341,7 +339,7 @@ def _draw_flow(
         for frame, name in zip(points, wanted, strict=True)
     ]
     shown = [frame for frame in frames if len(frame)]
-    numbers = pd.concat([pd.DataFrame(), *shown], ignore_index=True)
+    numbers = concat([DataFrame(), *shown], ignore_index=True)
     return sheet.page(suffix, numbers)
 
 
@@ -355,7 +353,7 @@ def _widen(heat: Axes, dots: Axes | None) -> None:
     dots.set_position((right.x0 + more, right.y0, right.width - more, right.height))
 
 
-def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
+def _points(table: DataFrame, name: str) -> DataFrame:
     """Return the geometric mean with its interval by place (weight or layer) and step, in the order of places."""
     rows = table[(table["quantity"] == name) & (table["index"] <= 1)]
     if name == _RESIDUAL:
@@ -386,7 +384,7 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
                 interval.count,
             )
         )
-    return pd.DataFrame(
+    return DataFrame(
         means, columns=["place", "colour", "step", "log10", "low", "high", "count"]
     )
 
@@ -402,7 +400,7 @@ def _decades(low: float, high: float) -> dict[float, str]:
     return {low: f"{10**low:.2g}", high: f"{10**high:.2g}"}
 
 
-def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
+def _heat(ax: Axes, points: DataFrame, name: str, *, named: bool) -> None:
     """Draw a heat map with its colour bar; `named`: all steps have their numbers below."""
     wide = points.pivot_table(index="place", columns="step", values="log10").loc[
         points["place"].unique()
@@ -422,7 +420,7 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
     ax.set_title(labels.plain(labels.quantity_words(name)))
 
 
-def _dots(ax: Axes, last: pd.DataFrame) -> None:
+def _dots(ax: Axes, last: DataFrame) -> None:
     mean = 10 ** last["log10"]
     below = mean - 10 ** last["low"].fillna(last["log10"])
     above = 10 ** last["high"].fillna(last["log10"]) - mean
@@ -462,7 +460,7 @@ def attention_mass(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield _draw_mass(rows, spec, suffix)
 
 
-def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
+def _draw_mass(table: DataFrame, spec: FigureSpec, suffix: str) -> Page:
     sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
     length = int(key["index"].max())
     uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
@@ -497,11 +495,11 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         ax.set_xlabel(below)
         ax.legend(loc="best")
     return sheet.page(
-        suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True)
+        suffix, concat([maps.assign(panel="first_key"), *curves], ignore_index=True)
     )
 
 
-def _mass_map(ax: Axes, maps: pd.DataFrame, step: float) -> None:
+def _mass_map(ax: Axes, maps: DataFrame, step: float) -> None:
     square = maps.pivot_table(index="layer", columns="index", values="value")
     words = np.vectorize("{:.2f}".format)(square.to_numpy())
     draw_matrix(ax, square.to_numpy(), Normalize(0, 1), words=words, missing="#e6e6e6")

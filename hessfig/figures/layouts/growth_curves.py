@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from pandas import DataFrame
 
 from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.printed import WHOLE, as_window, label, within
@@ -310,7 +310,7 @@ def _draw_guide(ax: Axes, measured: MeasuredCurves) -> None:
     )
 
 
-def _constant(curve: pd.DataFrame, exponent: float) -> float:
+def _constant(curve: DataFrame, exponent: float) -> float:
     drawn = curve[panels.positive(curve)]
     power = drawn[X] ** exponent
     return float((drawn["mean"] * power).sum() / (power**2).sum())
@@ -473,7 +473,7 @@ def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         panels.corner(ax, "last layer: = 0 (theorem)", "lower left")
 
 
-def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
+def _draw_predictions(ax: Axes, slopes: DataFrame) -> None:
     """Draw a grey bar at every predicted exponent of a network, from its first to its last layer of that exponent."""
     predicted = slopes[slopes["prediction"] == Prediction.exponent]
     for (_, exponent), layers in predicted.groupby(["num_layers", "predicted"]):

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.image import AxesImage
+from pandas import DataFrame, Series
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
@@ -73,9 +73,7 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
         yield sheet.page(suffix + end, as_written(rows, run.axis))
 
 
-def draw_heat(
-    points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec
-) -> Sheet:
+def draw_heat(points: DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw one network's panels next to each other, with one colour bar."""
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
@@ -113,7 +111,7 @@ def draw_heat(
 
 
 def _matrix(
-    points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]
+    points: DataFrame, layers: Sequence[int], names: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return means by layer and weight (nan if there is none), and which of the blocks vanish identically."""
     square = np.full((len(layers), len(names)), np.nan)
@@ -124,7 +122,7 @@ def _matrix(
     return square, zero
 
 
-def _scale(means: pd.Series, signed: bool) -> Normalize:
+def _scale(means: Series, signed: bool) -> Normalize:
     """Return a scale for log10 of the means, or for the means themselves if some are negative."""
     if signed:
         largest = float(means.abs().max())
@@ -158,7 +156,7 @@ def _cell(value: float, is_zero: bool, signed: bool) -> str:
     return words.replace("-", "−") if np.isfinite(value) else ""
 
 
-def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
+def _note(quantity: str, numbers: DataFrame, place: str) -> str:
     repeats = labels.seeds_words(numbers)
     over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
     what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"

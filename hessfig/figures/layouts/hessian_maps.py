@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from pandas import DataFrame, concat
 
 from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
 from hessfig.analysis.axis import SIGMA
@@ -67,7 +67,7 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
         ax.set_title(variant_words(hessians[column].variant))
     sheet.label_sides([SHARE])
     sheet.label_below(SIZE)
-    yield sheet.page("", pd.concat(numbers, ignore_index=True))
+    yield sheet.page("", concat(numbers, ignore_index=True))
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
@@ -80,7 +80,7 @@ def draw_bars(
     hessian: StoredHessian,
     weights: Sequence[str],
     every: Sequence[StoredHessian],
-) -> pd.DataFrame:
+) -> DataFrame:
     """Draw a network's histograms, e.g. of (V, V) and (Q, Q), in bins common to `every` one; return the shares."""
     blocks = [one.block(name) for one in every for name in weights]
     edges = log_bins(blocks)
@@ -98,13 +98,13 @@ def draw_bars(
         )
         ax.stairs(shares, edges, color=colour, linewidth=0.6)
         bins = {"bin_low": edges[:-1], "bin_high": edges[1:], "share": shares}
-        rows.append(pd.DataFrame({"variant": hessian.variant, "block": matrix, **bins}))
+        rows.append(DataFrame({"variant": hessian.variant, "block": matrix, **bins}))
     set_decades(ax, "x")
     ax.set_xlim(edges[0], edges[-1])
     # Room for the legend above the bars.
     ax.set_ylim(0, highest * (1.05 + 0.15 * len(weights)))
     ax.legend(loc="upper left", reverse=True)
-    return pd.concat(rows[::-1], ignore_index=True)
+    return concat(rows[::-1], ignore_index=True)
 
 
 def _legend(
@@ -129,7 +129,7 @@ def describe(hessian: StoredHessian) -> str:
 def setting_words_of(folder: Path) -> str:
     """Return width, layers and batch in words, for the note."""
     return setting_words(
-        (read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA
+        (read_manifest(folder) or {}).get("config", {}), DataFrame(), SIGMA
     )
 
 
@@ -189,7 +189,7 @@ def draw_entries(
     spec: FigureSpec,
     *,
     note: str,
-) -> tuple[Sheet, pd.DataFrame]:
+) -> tuple[Sheet, DataFrame]:
     """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers.
 
     `maps` are the `log_entries` of the whole matrix and of the `weights` alone.

@@ -6,8 +6,8 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from pandas import DataFrame, Series, concat, factorize
 
 from hessfig.analysis.axis import (
     Axis,
@@ -75,9 +75,9 @@ _STRAIGHT = (
 class Laws:
     """Curves of one sweep with one slope each; `nulls` maps quantities to those that chance alone gives."""
 
-    curves: pd.DataFrame
-    slopes: pd.DataFrame
-    table: pd.DataFrame
+    curves: DataFrame
+    slopes: DataFrame
+    table: DataFrame
     axis: Axis
     window: Window
     nulls: Mapping[str, Sequence[str]]
@@ -127,7 +127,7 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
             fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name)
         )
         tables.append(table)
-    means, fitted_to, numbers = (pd.concat(every) for every in (curves, slopes, tables))
+    means, fitted_to, numbers = (concat(every) for every in (curves, slopes, tables))
     return Laws(
         means,
         fitted_to,
@@ -139,7 +139,7 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
     )
 
 
-def _of_whole(table: pd.DataFrame) -> pd.DataFrame:
+def _of_whole(table: DataFrame) -> DataFrame:
     """Return the numbers, with those of the network (such as an accuracy) in the row of its whole Hessian."""
     return table.assign(
         row=table["row"].replace("", Group.all.value),
@@ -162,7 +162,7 @@ def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
     )
     rest = run.table["variant"].map(lambda variant: without(variant, key))
     own = with_settings(run.table, key)[key]
-    table = run.table.assign(variant=rest, seed=pd.factorize(own)[0])
+    table = run.table.assign(variant=rest, seed=factorize(own)[0])
     numbers = counted(table).groupby(NUMBER, sort=False, dropna=False, as_index=False)
     kinds = dict.fromkeys([name for name in table if name not in NUMBER], "first")
     means = numbers.agg(kinds | {"value": "mean"})
@@ -175,7 +175,7 @@ def _law_sheet(
     blocks: Sequence[tuple[Any, ...]],
     quantities: Sequence[str],
     note: str,
-) -> tuple[Sheet, pd.DataFrame]:
+) -> tuple[Sheet, DataFrame]:
     titles = [_title(block) for block in blocks]
     names = []
     for block in blocks:
@@ -193,7 +193,7 @@ def _law_sheet(
         [labels.plain(labels.quantity_words(quantity)) for quantity in quantities],
         titles,
     )
-    return sheet, as_written(pd.concat(drawn), laws.axis)
+    return sheet, as_written(concat(drawn), laws.axis)
 
 
 def _panel_name(block: tuple[Any, ...]) -> str:
@@ -204,13 +204,13 @@ def _panel_name(block: tuple[Any, ...]) -> str:
     return f"{name}{layer}" if layer > 1 else name
 
 
-def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
+def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> DataFrame:
     """Draw one panel and return its numbers, the slope of its curve next to each."""
     curves = _of(laws.curves, block, quantity)
     slopes = _of(laws.slopes, block, quantity)
     chance = [_of(laws.curves, block, name) for name in laws.nulls[quantity]]
-    nulls = pd.concat(chance or [curves[:0]])
-    shown = pd.concat([curves, nulls])
+    nulls = concat(chance or [curves[:0]])
+    shown = concat([curves, nulls])
     if not positive(shown).any():
         say(ax, why_no_line(curves))
         return _beside(shown, laws)
@@ -234,7 +234,7 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
     return _beside(shown, laws)
 
 
-def _colour(block: tuple[Any, ...], part: str, curves: pd.DataFrame) -> str:
+def _colour(block: tuple[Any, ...], part: str, curves: DataFrame) -> str:
     """Return the colour of a curve: of its weight if the panel has one part of one weight, else of its part."""
     _, _, row, col = block
     if row == col and matrix_mark(row) and len(set(curves["part"])) == 1:
@@ -242,7 +242,7 @@ def _colour(block: tuple[Any, ...], part: str, curves: pd.DataFrame) -> str:
     return part_colour(part) if part else _COLOUR
 
 
-def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:
+def _set_scale(ax: Axes, shown: DataFrame, quantity: str) -> None:
     """Make the y axis logarithmic, with ticks that fit its length, or linear for shares."""
     if quantity.endswith("accuracy"):
         return
@@ -252,13 +252,13 @@ def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:
         between_decades(ax, "y")
 
 
-def _labelled(name: str, curve: pd.DataFrame, slope: pd.Series, laws: Laws) -> str:
+def _labelled(name: str, curve: DataFrame, slope: Series, laws: Laws) -> str:
     """Return the name of a curve with its slope, if a straight line describes it on the window."""
     value = f"slope {slope_and_half(slope)}" if _is_straight(curve, laws) else ""
     return ": ".join(filter(None, [name, value]))
 
 
-def _is_straight(curve: pd.DataFrame, laws: Laws) -> bool:
+def _is_straight(curve: DataFrame, laws: Laws) -> bool:
     """Return whether a power law describes a curve on the window, by the share of variance that a line explains."""
     drawn = curve[positive(curve) & within(curve[X], laws.window)]
     logs = np.log(drawn[[X, "mean"]].to_numpy(float))
@@ -288,7 +288,7 @@ def _make_room(ax: Axes, lines: int) -> None:
 
 
 def _draw_null(
-    ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int
+    ax: Axes, laws: Laws, block: tuple[Any, ...], null: DataFrame, rank: int
 ) -> None:
     """Draw the values that chance gives for every variant in grey dashes; the first has a name and a slope."""
     slope = _of(laws.slopes, block, str(null["quantity"].iloc[0])).iloc[0]
@@ -305,14 +305,14 @@ def _draw_null(
         ax.plot(line[X], line["mean"], label="_" if first else label, **style)
 
 
-def _beside(curves: pd.DataFrame, laws: Laws) -> pd.DataFrame:
+def _beside(curves: DataFrame, laws: Laws) -> DataFrame:
     fits = laws.slopes[
         [*CURVE, "slope", "slope_se", "ci_low", "ci_high", "window_low", "window_high"]
     ]
     return curves.merge(fits, on=CURVE, how="left", validate="many_to_one")
 
 
-def _of(frame: pd.DataFrame, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
+def _of(frame: DataFrame, block: tuple[Any, ...], quantity: str) -> DataFrame:
     return where(frame, quantity=quantity, **dict(zip(_BLOCK, block, strict=True)))
 
 
@@ -326,7 +326,7 @@ def _title(block: tuple[Any, ...]) -> str:
 
 
 def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
-    table = pd.concat([of_quantity(run.table, name) for name in quantities])
+    table = concat([of_quantity(run.table, name) for name in quantities])
     window = label(laws.window, laws.axis.symbol)
     chance = " Grey dashes: chance alone." if any(laws.nulls.values()) else ""
     words = labels.note_words(

@@ -6,10 +6,10 @@ from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from pandas import DataFrame, Series
 
 from hessfig.analysis.axis import (
     DEPTHS,
@@ -48,7 +48,7 @@ MOST_DASHES = 4
 PLAIN = "plain"  # the variant that changes no setting
 
 
-def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
+def seen(spec: FigureSpec, curves: DataFrame) -> tuple[str, str]:
     """Return what colour and dashes show: the figure's settings, otherwise the first names that vary; "" for nothing.
 
     Raises UserError for a name that does not vary, and when both show the same.
@@ -76,14 +76,14 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
     return colour, ""
 
 
-def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
+def values_of(curves: DataFrame, name: str) -> Series:
     """Return the value of `name` for each point: the value of a column, or that of a setting as text."""
     if name in (*COLUMNS, WEIGHT, VARIANT):
         return curves["row" if name == WEIGHT else name]
     return with_settings(curves, name)[name].astype(object)
 
 
-def ordered(values: pd.Series) -> list[Any]:
+def ordered(values: Series) -> list[Any]:
     """Return the distinct values: numbers in rising order, words in the order of their appearance."""
     unique = list(values.unique())
     numbers = as_numbers(map(str, unique))
@@ -92,7 +92,7 @@ def ordered(values: pd.Series) -> list[Any]:
     return [unique[k] for k in sorted(range(len(unique)), key=numbers.__getitem__)]
 
 
-def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
+def unseen(curves: DataFrame, used: Sequence[str]) -> DataFrame:
     """Return what still distinguishes the points, in the columns variant, num_layers, layer, part and index."""
     shown = _told_by(curves, used)
     rest = curves[["variant", *COLUMNS]].copy()
@@ -104,7 +104,7 @@ def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
     return rest
 
 
-def _told_by(curves: pd.DataFrame, used: Sequence[str]) -> set[str]:
+def _told_by(curves: DataFrame, used: Sequence[str]) -> set[str]:
     """Return the names that `used` distinguishes. Weights distinguish layers where each belongs to a single layer."""
     told = set(used)
     if WEIGHT in used and curves[["row", "layer"]].drop_duplicates()["row"].is_unique:
@@ -112,7 +112,7 @@ def _told_by(curves: pd.DataFrame, used: Sequence[str]) -> set[str]:
     return told
 
 
-def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
+def _canonical(spec: FigureSpec, key: str, curves: DataFrame) -> str:
     word = getattr(spec, key)
     if word is None:
         return ""
@@ -128,7 +128,7 @@ def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
     )
 
 
-def _varying(curves: pd.DataFrame) -> list[str]:
+def _varying(curves: DataFrame) -> list[str]:
     keys = varied_settings(curves["variant"].unique())
     return [
         name for name in (*keys, *COLUMNS) if len(values_of(curves, name).unique()) > 1
@@ -158,7 +158,7 @@ class Encoding:
     column: str
     unchanged: Mapping[str, str] = field(default_factory=dict)
 
-    def tones(self, page: pd.DataFrame, weight: str) -> dict[Any, Any]:
+    def tones(self, page: DataFrame, weight: str) -> dict[Any, Any]:
         """Return the colour of each value. The words of a setting keep their colours in every panel.
 
         Numbers are shades of the weight's colour (grey for ""), darker for later
@@ -178,7 +178,7 @@ class Encoding:
         colour = matrix_colour(weight) if weight else _NEUTRAL
         return dict(zip(values, shades(colour, len(values)), strict=True))
 
-    def widths(self, page: pd.DataFrame) -> dict[Any, float]:
+    def widths(self, page: DataFrame) -> dict[Any, float]:
         """Return the line width of each colour: narrower for later values (not weights), so that all remain visible."""
         values = ordered(values_of(page, self.colour))
         if self.colour == WEIGHT:
@@ -187,12 +187,12 @@ class Encoding:
             return {values[0]: 1.0}
         return dict(zip(values, np.linspace(1.6, 0.8, len(values)), strict=True))
 
-    def strokes(self, page: pd.DataFrame) -> dict[Any, Any]:
+    def strokes(self, page: DataFrame) -> dict[Any, Any]:
         """Return the dashes of each value."""
         values = ordered(values_of(page, self.dashes))
         return {value: _DASHES[rank % MOST_DASHES] for rank, value in enumerate(values)}
 
-    def marks(self, page: pd.DataFrame) -> dict[Any, Any]:
+    def marks(self, page: DataFrame) -> dict[Any, Any]:
         """Return the marker of each value of the dashes, or of the colours where there are no dashes."""
         name = self.dashes or self.colour
         values = ordered(values_of(page, name))
@@ -205,7 +205,7 @@ class Encoding:
             return kinds
         return {value: {} for value in values}
 
-    def style(self, page: pd.DataFrame, colour: Any, dashes: Any) -> dict[str, Any]:
+    def style(self, page: DataFrame, colour: Any, dashes: Any) -> dict[str, Any]:
         """Return dashes, width and marker of the line of one colour value and one dash value."""
         mark = self.marks(page)[dashes if self.dashes else colour]
         return {
@@ -223,7 +223,7 @@ class Encoding:
             words.append(self._words(self.dashes, dashes))
         return ", ".join(words)
 
-    def ends(self, page: pd.DataFrame) -> list[tuple[float, str, Any]]:
+    def ends(self, page: DataFrame) -> list[tuple[float, str, Any]]:
         """Return (last mean, name, colour) of the line of every colour."""
         drawn = page[
             np.isfinite(page["mean"]) & ~page["is_zero"].astype(bool)
@@ -237,7 +237,7 @@ class Encoding:
             ends.append((float(y), self._words(self.colour, value), tones[value]))
         return ends
 
-    def entries(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
+    def entries(self, page: DataFrame) -> list[tuple[Line2D, str]]:
         """Return the handles and words of the legend: all dashes, and at most a few of the colours."""
         tones = self.tones(page, "")
         strokes = self.strokes(page)
@@ -268,7 +268,7 @@ class Encoding:
             return f"{plain(setting_name(self.colour))}:"
         return None
 
-    def name(self, ax: Axes, page: pd.DataFrame) -> None:
+    def name(self, ax: Axes, page: DataFrame) -> None:
         """Write the legend into a panel."""
         if entries := self.entries(page):
             handles, names = zip(*entries, strict=True)
@@ -279,7 +279,7 @@ class Encoding:
             }
             ax.legend(handles, names, title=self.title, loc="best", **style)
 
-    def name_above(self, figure: Figure, page: pd.DataFrame, inches: float) -> None:
+    def name_above(self, figure: Figure, page: DataFrame, inches: float) -> None:
         """Write the legend above all panels of a page of this width. It takes `lines_above` lines."""
         entries, columns = self._all_named(page), self._columns(page, inches)
         # Matplotlib's order.
@@ -294,7 +294,7 @@ class Encoding:
             handlelength=2.2,
         )
 
-    def lines_above(self, page: pd.DataFrame, inches: float) -> int:
+    def lines_above(self, page: DataFrame, inches: float) -> int:
         """Return how many lines the legend takes above the panels."""
         return -(-len(self._all_named(page)) // self._columns(page, inches))
 
@@ -309,12 +309,12 @@ class Encoding:
             return f"{float(text):.3g}"
         return value_words(name, text) or "(none)"
 
-    def _columns(self, page: pd.DataFrame, inches: float) -> int:
+    def _columns(self, page: DataFrame, inches: float) -> int:
         entries = self._all_named(page)
         widest = max(width_of(words) for _, words in entries) + _HANDLE
         return min(len(entries), max(1, int(inches / widest)))
 
-    def _all_named(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
+    def _all_named(self, page: DataFrame) -> list[tuple[Line2D, str]]:
         """Return the entries of a legend without a title. The first entry names what the colours show."""
         (line, words), *rest = self.entries(page)
         if self.title:

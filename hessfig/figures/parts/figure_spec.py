@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import DEPTHS, varied_key, with_settings
 from hessfig.analysis.manifest import RecordedRun, read_run
@@ -130,7 +130,7 @@ class Source:
         return replace(run, table=_picked(run.table, self.where))
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> DataFrame:
         """The sweep's table."""
         return self.run.table
 
@@ -149,7 +149,7 @@ _COLUMNS = (
 )
 
 
-def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+def _picked(table: DataFrame, where: Mapping[str, Any]) -> DataFrame:
     """Return the rows that have these values (one value or a list) in columns of the table or in varied settings.
 
     Raises UserError for a name that is neither, and for values that no row has.

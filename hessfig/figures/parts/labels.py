@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import (
     DEPTH,
@@ -166,7 +166,7 @@ def quantity_words(quantity: str) -> str:
 
 
 def note_words(
-    table: pd.DataFrame,
+    table: DataFrame,
     axis: Axis,
     names: list[str],
     *,
@@ -186,14 +186,14 @@ def note_words(
 
 
 def made_words(
-    table: pd.DataFrame, axis: Axis, setting: str = "", *, where: str | None = None
+    table: DataFrame, axis: Axis, setting: str = "", *, where: str | None = None
 ) -> str:
     """Return the end of every note: place on the axis, settings, estimator, excluded numbers."""
     fixed = fixed_words(table, axis) if where is None else where
     return f"{fixed}{setting} {estimator_words(table)}.{left_out_words(table)}"
 
 
-def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) -> str:
+def setting_words(config: Mapping[str, Any], table: DataFrame, axis: Axis) -> str:
     """Return width, layers and batch as a sentence, as far as all numbers share them; "" without a manifest.
 
     Settings that the sweep varies, or that are its axis, are shown elsewhere. For a
@@ -261,7 +261,7 @@ def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def seeds_words(table: pd.DataFrame) -> str:
+def seeds_words(table: DataFrame) -> str:
     """Return the number of seeds behind each point, in words."""
     per_point = table.groupby(POINT, dropna=False)["seed"].nunique()
     fewest, most = int(per_point.min()), int(per_point.max())
@@ -280,14 +280,14 @@ def spread_words(seeds: int) -> str:
     return "thin: the seeds" if are_few(seeds) else "band: 95% interval (Student's t)"
 
 
-def interval_words(table: pd.DataFrame) -> str:
+def interval_words(table: DataFrame) -> str:
     """Return in words how a figure shows the spread over the seeds of a table."""
     if are_few(table["seed"].nunique()):
         return "thin: the seeds"
     return "band: 95% interval of the mean"
 
 
-def estimator_words(table: pd.DataFrame) -> str:
+def estimator_words(table: DataFrame) -> str:
     """Return estimators, dtypes and probes of the numbers in words, by quantity if there are at most three."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
     names = sorted(table["estimator"].unique())
@@ -299,7 +299,7 @@ def estimator_words(table: pd.DataFrame) -> str:
     )
 
 
-def left_out_words(table: pd.DataFrame) -> str:
+def left_out_words(table: DataFrame) -> str:
     """Return how many numbers are excluded from means, and why; "" if none are."""
     words = ""
     bad = (table["status"] == Status.nonfinite).sum()
@@ -311,7 +311,7 @@ def left_out_words(table: pd.DataFrame) -> str:
     return words
 
 
-def _marks(table: pd.DataFrame, several_points: bool) -> str:
+def _marks(table: DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == ONE_SEED:
         if several_points:
@@ -323,7 +323,7 @@ def _marks(table: pd.DataFrame, several_points: bool) -> str:
     return f"Dots: mean over {repeats}; {spread}"
 
 
-def _measured(table: pd.DataFrame) -> str:
+def _measured(table: DataFrame) -> str:
     names = [quantity_words(quantity) for quantity in table["quantity"].unique()]
     if len(names) > _FEW:
         return "Estimators"

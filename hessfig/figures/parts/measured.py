@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import POINT, Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
@@ -39,7 +39,7 @@ from hessfig.terms import Matrix
 
 
 def wanted_quantities(
-    table: pd.DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str
+    table: DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str
 ) -> list[str]:
     """Return the quantities to draw: those `asked` for, otherwise those of the `usual` ones that were measured.
 
@@ -59,7 +59,7 @@ def wanted_quantities(
     return wanted
 
 
-def read_numbers(spec: FigureSpec, source: Source) -> tuple[RecordedRun, pd.DataFrame]:
+def read_numbers(spec: FigureSpec, source: Source) -> tuple[RecordedRun, DataFrame]:
     """Return a sweep and its numbers of one quantity (the first of several) along its axis, for blocks in one layer.
 
     Raises UserError if the table has none, and then names the general layouts, which
@@ -94,15 +94,15 @@ class MeasuredCurves:
     settings of the run.
     """
 
-    table: pd.DataFrame
-    curves: pd.DataFrame
-    slopes: pd.DataFrame
+    table: DataFrame
+    curves: DataFrame
+    slopes: DataFrame
     architectures: Architectures
     windows: list[Window]
     average: str
     axis: Axis
     quantity: str
-    levels: pd.DataFrame
+    levels: DataFrame
     printed: str = SLOPE
     paper: Paper = field(default_factory=Paper)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class MeasuredCurves:
         """Return the layers that were measured."""
         return sorted(int(layer) for layer in self.curves["layer"].unique())
 
-    def telling_slopes(self) -> pd.DataFrame:
+    def telling_slopes(self) -> DataFrame:
         """Return one slope per curve: on the first window, or on that of the smallest sigmas for sigma -> 0."""
         slopes = self.slopes.reset_index(drop=True)
         is_limit = (slopes["prediction"] == Prediction.exponent) & (
@@ -222,7 +222,7 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     )
 
 
-def _geometric(curves: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+def _geometric(curves: DataFrame, table: DataFrame) -> DataFrame:
     """Return the curves with geometric means of the positive numbers, and standard errors that are factors of these."""
     numbers = counted(table)
     logs = np.log(numbers["value"].where(numbers["value"] > 0)).groupby(
@@ -252,7 +252,7 @@ def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
     )
 
 
-def drawn_numbers(measured: MeasuredCurves) -> pd.DataFrame:
+def drawn_numbers(measured: MeasuredCurves) -> DataFrame:
     """Return the drawn means. Every row also holds the printed slope (or the first level) and its window."""
     beside = [
         "slope",

@@ -9,13 +9,13 @@ from itertools import chain, pairwise
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import BboxBase
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.lettering import (
@@ -163,7 +163,7 @@ class Page:
 
     suffix: str
     figure: Figure
-    numbers: pd.DataFrame
+    numbers: DataFrame
     panels: Sequence[str] = ()
 
 
@@ -232,7 +232,7 @@ class Sheet:
         """The panels, line by line."""
         return list(self.panels.values())
 
-    def page(self, suffix: str, numbers: pd.DataFrame) -> Page:
+    def page(self, suffix: str, numbers: DataFrame) -> Page:
         """Return the sheet as a page of a figure, with the numbers that are drawn; every axis has two labels."""
         name_two_ticks(self.axes)
         for ax in self.axes:

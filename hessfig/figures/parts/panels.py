@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
 from matplotlib.transforms import ScaledTranslation
+from pandas import DataFrame, Series
 
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
@@ -58,8 +58,8 @@ def draw_mean(
 
 def draw_curve(
     ax: Axes,
-    curve: pd.DataFrame,
-    numbers: pd.DataFrame | None = None,
+    curve: DataFrame,
+    numbers: DataFrame | None = None,
     *,
     colour: Any,
     **line: Any,
@@ -70,8 +70,8 @@ def draw_curve(
 
 def draw_errors(
     ax: Axes,
-    drawn: pd.DataFrame,
-    numbers: pd.DataFrame | None = None,
+    drawn: DataFrame,
+    numbers: DataFrame | None = None,
     *,
     colour: Any,
     **line: Any,
@@ -103,15 +103,15 @@ def draw_errors(
             draw_seed(ax, rows[X], rows["value"], colour=colour)
 
 
-def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
+def reach(points: DataFrame, *, logs: bool) -> np.ndarray:
     """Return an array (2, points): the distances from each mean to the ends of its 95 % interval; nan for one seed."""
     ends = np.array(band(points["mean"], points["sem"], points["count"], logs=logs))
     return np.abs(ends - points["mean"].to_numpy())
 
 
 def seed_means(
-    rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False
-) -> pd.DataFrame:
+    rows: DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False
+) -> DataFrame:
     """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
 
     With `logs`, mean and interval are geometric, and values that are not positive are
@@ -128,11 +128,11 @@ def seed_means(
         if logs:
             ends = 10**ends
         means.append((*key, *ends, interval.count))
-    return pd.DataFrame(means, columns=[*by, "mean", "low", "high", "count"])
+    return DataFrame(means, columns=[*by, "mean", "low", "high", "count"])
 
 
 def draw_interval(
-    ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line: Any
+    ax: Axes, points: DataFrame, x: str, *, colour: Any, **line: Any
 ) -> None:
     """Draw `seed_means` against the column `x`; logarithmic axes show positive values only."""
     drawn = points[np.isfinite(points["mean"])].sort_values(x)
@@ -146,8 +146,8 @@ def draw_interval(
 
 
 def draw_means(
-    ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any
-) -> pd.DataFrame:
+    ax: Axes, rows: DataFrame, *by: str, colour: Any, **line: Any
+) -> DataFrame:
     """Draw `seed_means` by the columns `by` against the last of them, and return them. Set the scales before.
 
     A few seeds are drawn as thin lines, more as the band of their interval. Means are
@@ -208,7 +208,7 @@ def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
     draw_guide(ax, measured.curves[X].to_numpy(), exponent, c)
 
 
-def coefficient(curve: pd.DataFrame, exponent: float, window: Window) -> float:
+def coefficient(curve: DataFrame, exponent: float, window: Window) -> float:
     """Return the c of c * x^exponent that fits the curve's points in the window, by their mean logarithm.
 
     If the window holds no point, the whole curve is used. The result is nan if no value
@@ -222,20 +222,18 @@ def coefficient(curve: pd.DataFrame, exponent: float, window: Window) -> float:
     return float(np.exp((np.log(used["mean"]) - exponent * np.log(used[X])).mean()))
 
 
-def positive(curves: pd.DataFrame) -> pd.Series:
+def positive(curves: DataFrame) -> Series:
     """Return which points can be drawn on logarithmic axes."""
     return np.isfinite(curves["mean"]) & (curves["mean"] > 0) & (curves[X] > 0)
 
 
-def is_rising(curves: pd.DataFrame) -> bool:
+def is_rising(curves: DataFrame) -> bool:
     """Return whether the curves end higher than they begin, so that their upper left corner is free."""
     drawn = curves[positive(curves)].groupby(X)["mean"].max()
     return bool(drawn.iloc[-1] >= drawn.iloc[0])
 
 
-def set_log_range(
-    axes: Sequence[Axes], curves: pd.DataFrame, axis: Axis = SIGMA
-) -> None:
+def set_log_range(axes: Sequence[Axes], curves: DataFrame, axis: Axis = SIGMA) -> None:
     """Set logarithmic scales and limits from the data, so that guides do not stretch the axes."""
     for ax in axes:
         if ax.get_xscale() != "log":
@@ -252,13 +250,13 @@ def set_log_range(
             between_decades(axes[0], "x")
 
 
-def _padded(values: pd.Series, share: float) -> tuple[float, float]:
+def _padded(values: Series, share: float) -> tuple[float, float]:
     low, high = np.log10(values.min()), np.log10(values.max())
     pad = share * max(high - low, 1.0)
     return float(10 ** (low - pad)), float(10 ** (high + pad))
 
 
-def make_room(ax: Axes, curves: pd.DataFrame, words: str, at: str) -> None:
+def make_room(ax: Axes, curves: DataFrame, words: str, at: str) -> None:
     """Move the end of the y axis so that words in the left corner `at` ('upper', 'lower') touch no curve or guide."""
     end = 0.03 + width_of(words) / width_in(ax)
     lines = 1 + words.count("\n")
@@ -429,7 +427,7 @@ def why_empty(measured: MeasuredCurves) -> str:
     return "= 0 (theorem)" if is_zero and predicted else why_no_line(measured.curves)
 
 
-def why_no_line(curves: pd.DataFrame) -> str:
+def why_no_line(curves: DataFrame) -> str:
     """Return in words why none of these points can be drawn."""
     if curves.empty:
         return "(not measured)"

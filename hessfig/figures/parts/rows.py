@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame, Series
 
 from hessfig.analysis.axis import POINT, Axis, X, variants_in_order
 from hessfig.figures.parts.saving import page_suffix
@@ -17,7 +17,7 @@ BlockKey = tuple[str, str, str]
 BLOCK_KEY = ["row", "col", "across"]
 
 
-def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
+def where(frame: DataFrame, **choice: object) -> DataFrame:
     """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1); nan matches nan."""
     matches = [
         frame[key].isna() if value != value else frame[key].to_numpy() == value
@@ -26,24 +26,24 @@ def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
     return frame[np.logical_and.reduce(matches)]
 
 
-def of_network(frame: pd.DataFrame, network: Network) -> pd.DataFrame:
+def of_network(frame: DataFrame, network: Network) -> DataFrame:
     """Return the rows of a network."""
     return where(frame, variant=network[0], num_layers=network[1])
 
 
-def different(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
+def different(frame: DataFrame, *names: str) -> list[tuple[Any, ...]]:
     """Return the distinct values of the rows in some columns, in the order of their appearance."""
     return list(frame[list(names)].drop_duplicates().itertuples(index=False, name=None))
 
 
-def networks_of(frame: pd.DataFrame) -> list[Network]:
+def networks_of(frame: DataFrame) -> list[Network]:
     """Return all networks, with variants in natural order."""
     networks = different(frame, *NETWORK)
     rank = variants_in_order(variant for variant, _ in networks).index
     return sorted(networks, key=lambda network: rank(network[0]))
 
 
-def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:
+def by_network(frame: DataFrame) -> Iterator[tuple[str, Network, DataFrame]]:
     """Yield the suffix of its page, the network and its rows for every network."""
     networks = networks_of(frame)
     for variant, depth in networks:
@@ -54,26 +54,26 @@ def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame
         )
 
 
-def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def by_part(frame: DataFrame) -> Iterator[tuple[str, DataFrame]]:
     """Yield the suffix of its page and its rows for every part of the Hessian."""
     parts = [part for part in ("", *Part) if part in set(frame["part"])]
     for part in parts:
         yield f"_{part}" if len(parts) > 1 else "", where(frame, part=part)
 
 
-def counted(table: pd.DataFrame) -> pd.DataFrame:
+def counted(table: DataFrame) -> DataFrame:
     """Return the rows that enter means."""
     return table[~table["status"].isin(LEFT_OUT)]
 
 
-def numbers_behind(curve: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+def numbers_behind(curve: DataFrame, table: DataFrame) -> DataFrame:
     """Return the numbers of a table along an axis over which the points of a curve are means."""
     return curve[POINT].merge(table, on=POINT)
 
 
 def at_one_place(
-    curves: pd.DataFrame, wanted: float | None, axis: Axis
-) -> tuple[pd.DataFrame, str]:
+    curves: DataFrame, wanted: float | None, axis: Axis
+) -> tuple[DataFrame, str]:
     """Return the points nearest to the place `wanted`, and this place in words; all points if they have no place.
 
     The default is sigma = 1, or the end of another axis.
@@ -97,12 +97,12 @@ def at_one_place(
     return curves[curves[X] == place], f"{axis.symbol} = {words}"
 
 
-def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
+def as_written(frame: DataFrame, axis: Axis) -> DataFrame:
     """Return drawn numbers with their places in a column that is named like the axis."""
     return frame.drop(columns=axis.name, errors="ignore").rename(columns={X: axis.name})
 
 
-def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
+def with_pairs(curves: DataFrame) -> DataFrame:
     """Return the points with a column `across`, the two layers of a pair across layers, which is a separate block."""
     pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)
     return curves.assign(
@@ -110,18 +110,18 @@ def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
+def blocks_in_order(curves: DataFrame) -> list[BlockKey]:
     """Return (row, col, across) of every block, in the order of the weights."""
     keys = different(curves, *BLOCK_KEY)
     rank = name_order(list(chain(*(key[:2] for key in keys))))
     return sorted(keys, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
 
 
-def in_order(names: pd.Series) -> list[str]:
+def in_order(names: Series) -> list[str]:
     """Return the distinct names: the paper's weights in their order, then other names as they appear, then groups."""
     return sorted(names.unique(), key=name_order(names.unique()))
 
 
-def parts_of(frame: pd.DataFrame) -> list[Part]:
+def parts_of(frame: DataFrame) -> list[Part]:
     """Return the measured parts in the order H_o, H_f, H."""
     return [part for part in Part if part in set(frame["part"])]

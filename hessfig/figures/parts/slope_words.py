@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame
 
 from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
@@ -124,6 +124,6 @@ def window_of(row: Any) -> Window:
     return as_window(row.window_low, row.window_high)
 
 
-def rows_of(frame: pd.DataFrame) -> list[Any]:
+def rows_of(frame: DataFrame) -> list[Any]:
     """Return the rows of slopes or levels as named tuples."""
     return list(frame.itertuples())

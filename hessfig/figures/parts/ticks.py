@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import (
     FixedLocator,
@@ -14,6 +13,7 @@ from matplotlib.ticker import (
     MaxNLocator,
     NullLocator,
 )
+from pandas import Series
 
 # Decades: a shorter axis may have only one of 1, 2 and 5, and of 1, 2, 3, 4, 6, 8.
 _SHORT, _SHORTEST = (0.7, 0.5)
@@ -30,7 +30,7 @@ _CLOSE = 1e-9
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def set_x_scale(ax: Axes, places: pd.Series) -> bool:
+def set_x_scale(ax: Axes, places: Series) -> bool:
     """Make the x axis logarithmic if the places span a wide range (linear below the first positive one if one is 0).
 
     If there are only a few places, each has a tick. Return whether the whole axis is
@@ -55,7 +55,7 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
     return is_log
 
 
-def set_y_scale(ax: Axes, means: pd.Series) -> bool:
+def set_y_scale(ax: Axes, means: Series) -> bool:
     """Make the y axis logarithmic if the means, zeros left out, are positive and span a wide range."""
     finite = means[np.isfinite(means)]
     positive = finite[finite > 0]

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from pandas import DataFrame, Series, concat
 
 from hessfig.analysis.axis import X, last_word, settings_of
 from hessfig.analysis.intervals import geometric_interval, student_interval
@@ -124,7 +124,7 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
     return sheet.page("", as_written(points, measured.axis))
 
 
-def _ratio_points(numbers: pd.DataFrame) -> pd.DataFrame:
+def _ratio_points(numbers: DataFrame) -> DataFrame:
     """Return the geometric mean over seeds of the ratio, with its interval, for every network and sigma."""
     value, query = (_means_of(numbers, name) for name in _PAIR)
     ratios = (query / value).groupby(level=["variant", X], sort=False)
@@ -133,10 +133,10 @@ def _ratio_points(numbers: pd.DataFrame) -> pd.DataFrame:
     for (variant, sigma), here in ratios:
         interval = geometric_interval(here).found
         points.append({"variant": variant, X: sigma, "part": part, **interval})
-    return pd.DataFrame(points)
+    return DataFrame(points)
 
 
-def _means_of(numbers: pd.DataFrame, name: str) -> pd.Series:
+def _means_of(numbers: DataFrame, name: str) -> Series:
     """Return the mean norm of a diagonal block by network, place and seed."""
     rows = where(numbers, row=name, col=name)
     return rows.groupby(["variant", X, "seed"], sort=False)["value"].mean()
@@ -174,7 +174,7 @@ def _exponents(
 
 
 def _draw_exponents(
-    ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], colour: str
+    ax: Axes, slopes: DataFrame, variants: Sequence[str], colour: str
 ) -> None:
     places = {variant: place for place, variant in enumerate(variants)}
     _stripe(ax, len(variants))
@@ -217,7 +217,7 @@ def _draw_exponents(
     ax.grid(visible=True, axis="x", linewidth=0.4, color="#dddddd")
 
 
-def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
+def _set_range(ax: Axes, slopes: DataFrame) -> None:
     """Set a common range for all panels that includes every exponent of the page."""
     known = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(known).any():
@@ -226,7 +226,7 @@ def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
         ax.set_xticks(np.arange(low, high + 1, 2))
 
 
-def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
+def _by_exponent(slopes: DataFrame) -> list[BlockKey]:
     """Return the blocks in the order of the first network's predictions: its circles rise from left to right."""
     base = slopes[slopes["variant"] == slopes["variant"].iloc[0]]
     known = {key: one["predicted"].iloc[0] for key, one in base.groupby(BLOCK_KEY)}
@@ -349,7 +349,7 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
     }
     for ax, words in zip(sheet.axes, panels_of.values(), strict=True):
         label_side(ax, words)
-    numbers = pd.concat(
+    numbers = concat(
         [rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True
     )
     yield sheet.page("", numbers)
@@ -361,11 +361,11 @@ _CENTRED_NOTE = (
 )
 
 
-def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
+def _draw_gaps(ax: Axes, run: RecordedRun) -> DataFrame:
     fitted = per_seed.gaps(run.table, per_seed.CENTRING, window=_SMALL)
     if fitted.empty:
         say(ax, "(too few sigmas up to 0.02)")
-        return pd.DataFrame(columns=["line", "place"])
+        return DataFrame(columns=["line", "place"])
     rows = []
     for place, (centring, own) in enumerate(fitted.groupby(level=per_seed.CENTRING)):
         interval = student_interval(own)
@@ -383,7 +383,7 @@ def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
         rows.append({"line": "gap", "place": float(centring or 0), **interval.found})
     ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8)
     _name_places(ax, [f"{row['place']:g}" for row in rows])
-    return pd.DataFrame(rows)
+    return DataFrame(rows)
 
 
 def _predicted_gap(run: RecordedRun, centring: str) -> float:
@@ -394,7 +394,7 @@ def _predicted_gap(run: RecordedRun, centring: str) -> float:
     return math.nan if query is None or value is None else query - value
 
 
-def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
+def _draw_ratios(ax: Axes, run: RecordedRun) -> DataFrame:
     rows = per_seed.log_norms(run.table, per_seed.CENTRING)
     place = [per_seed.CENTRING, "sigma", "seed"]
     value, query = (
@@ -420,10 +420,10 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     set_decades(ax, "y")
     panels.name_ends(ax, ends)
     _name_places(ax, [f"{float(name or 0):g}" for name in names])
-    return pd.DataFrame(points)
+    return DataFrame(points)
 
 
-def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.DataFrame:
+def _draw_losses(ax: Axes, log_losses: Series, table: DataFrame) -> DataFrame:
     losses, points = 10**log_losses, []
     for rank, (optimiser, words) in enumerate(_OPTIMISERS.items()):
         own = losses[losses.index.get_level_values("optimiser") == optimiser]
@@ -470,7 +470,7 @@ def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.Dat
     low, high = ax.get_ylim()
     ax.set_ylim(low, high + 0.25 * (high - low))
     _name_places(ax, list(_NETWORKS.values()), r"$\lambda$, and two controls")
-    return pd.DataFrame(points)
+    return DataFrame(points)
 
 
 def _name_places(ax: Axes, names: Sequence[str], words: str = r"$\lambda$") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame, MultiIndex, Series, to_numeric
 
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.slopes.fit import MIN_POINTS
@@ -19,13 +19,13 @@ _SGD, _WITH_MOMENTUM = "sgd", "sgd, momentum"
 _RUN = ["network", "optimiser"]
 
 
-def rows_of(table: pd.DataFrame, quantity: str, *settings: str) -> pd.DataFrame:
+def rows_of(table: DataFrame, quantity: str, *settings: str) -> DataFrame:
     """Return the rows of a quantity that count, with a column of texts for each setting that the sweep varies."""
     counts = ~table["status"].isin(LEFT_OUT)
     return with_settings(table[counts & (table["quantity"] == quantity)], *settings)
 
 
-def log_norms(table: pd.DataFrame, *settings: str) -> pd.DataFrame:
+def log_norms(table: DataFrame, *settings: str) -> DataFrame:
     """Return the positive Frobenius norms of H of diagonal blocks within a layer, as log10 in `value`."""
     rows = rows_of(table, FROBENIUS, *settings)
     is_diagonal = (rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"])
@@ -33,7 +33,7 @@ def log_norms(table: pd.DataFrame, *settings: str) -> pd.DataFrame:
     return positive.assign(value=np.log10(positive["value"]))
 
 
-def gaps(table: pd.DataFrame, setting: str, *, window: Window) -> pd.Series:
+def gaps(table: DataFrame, setting: str, *, window: Window) -> Series:
     """Return the exponent in sigma of the query block minus that of the value block, by (setting, seed).
 
     An exponent is the least-squares slope of log ||H|| on log sigma inside the window.
@@ -47,18 +47,18 @@ def gaps(table: pd.DataFrame, setting: str, *, window: Window) -> pd.Series:
         slopes.append(curves[["sigma", "value"]].apply(_exponent))
     query, value = slopes
     if query.empty or value.empty:
-        return pd.Series(dtype=float)
+        return Series(dtype=float)
     return (query - value).dropna()
 
 
-def _exponent(curve: pd.DataFrame) -> float:
+def _exponent(curve: DataFrame) -> float:
     """Return p of value ~ sigma^p; `value` is a logarithm to base 10."""
     if curve["sigma"].nunique() < MIN_POINTS:
         return float("nan")
     return float(np.polyfit(np.log10(curve["sigma"]), curve["value"], 1)[0])
 
 
-def tuned_losses(table: pd.DataFrame) -> pd.Series:
+def tuned_losses(table: DataFrame) -> Series:
     """Return log10 of the last held-out loss at the tuned learning rate, by network, optimiser and seed.
 
     The tuned rate of a seed is the one with the least mean loss over the other seeds. A
@@ -81,13 +81,13 @@ def tuned_losses(table: pd.DataFrame) -> pd.Series:
         for seed, loss in _at_tuned_rate(by_rate.fillna(np.inf)).items():
             found[*place, seed] = loss
     if found:
-        index = pd.MultiIndex.from_tuples(list(found), names=[*_RUN, "seed"])
+        index = MultiIndex.from_tuples(list(found), names=[*_RUN, "seed"])
     else:
         index = None
-    return pd.Series(list(found.values()), index=index, dtype=float)
+    return Series(list(found.values()), index=index, dtype=float)
 
 
-def _at_tuned_rate(losses: pd.DataFrame) -> dict[int, float]:
+def _at_tuned_rate(losses: DataFrame) -> dict[int, float]:
     """Return log10 of the loss at the tuned rate by seed, where that rate is inside the grid."""
     rates = tuned_rates(losses)
     inside = rates[(rates > losses.index.min()) & (rates < losses.index.max())]
@@ -96,7 +96,7 @@ def _at_tuned_rate(losses: pd.DataFrame) -> dict[int, float]:
     }
 
 
-def _named(rows: pd.DataFrame) -> pd.DataFrame:
+def _named(rows: DataFrame) -> DataFrame:
     """Return the rows with `network`, `optimiser` (with its momentum in words) and `rate`."""
     networks = [
         _network(*words) for words in zip(rows[CENTRING], rows[SCALE], strict=True)
@@ -106,7 +106,7 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         network=networks,
         optimiser=optimisers,
-        rate=pd.to_numeric(rows[RATE], errors="coerce"),
+        rate=to_numeric(rows[RATE], errors="coerce"),
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from pandas import DataFrame, Series, concat
 
 from hessfig.analysis.arrays import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.analysis.axis import SIGMA, settings_of, with_settings, without
@@ -171,10 +171,10 @@ def _lines_page(
         bent = _number(run, states[column], f"{ray}_ray_curvature")
         words = f"{bent:.2g}".replace("-", "−")
         ax.set_title(f"{places[column]}, {ray}: u·Hu = {words}")
-    drawn: list[pd.DataFrame] = []
+    drawn: list[DataFrame] = []
     for k in range(len(rays)):
         drawn.extend(_along_ray(state, k) for state in states)
-    return sheet.page(suffix, pd.concat(drawn))
+    return sheet.page(suffix, concat(drawn))
 
 
 def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
@@ -190,8 +190,8 @@ def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
             ax.axvline(sign * departure, color=GUIDE, linestyle=":", linewidth=0.8)
 
 
-def _along_ray(state: StoredLosses, k: int) -> pd.DataFrame:
-    return pd.DataFrame(
+def _along_ray(state: StoredLosses, k: int) -> DataFrame:
+    return DataFrame(
         {
             "step": state.step,
             "sigma": state.sigma,
@@ -246,10 +246,10 @@ def _plane_page(
         [state.where for state in states],
         [f"along the second: {second}"],
     )
-    return sheet.page(suffix, pd.concat(drawn))
+    return sheet.page(suffix, concat(drawn))
 
 
-def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
+def _plane(ax: Axes, state: StoredLosses) -> DataFrame:
     x, y = state.numbers["plane_places"]
     losses = state.numbers["plane_losses"]
     expansions = state.numbers["plane_expansions"]
@@ -268,7 +268,7 @@ def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     places = {"first": np.tile(x, len(y)), "second": np.repeat(y, len(x))}
     numbers = {"loss": losses.ravel(), "expansion": expansions.ravel()}
-    return pd.DataFrame(
+    return DataFrame(
         {
             "step": state.step,
             "sigma": state.sigma,
@@ -279,7 +279,7 @@ def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
     )
 
 
-def _searches(table: pd.DataFrame) -> pd.DataFrame:
+def _searches(table: DataFrame) -> DataFrame:
     """Return one row per search: loss, index, gradient, status."""
     rows = table[
         table["quantity"].str.startswith("critical_")
@@ -291,7 +291,7 @@ def _searches(table: pd.DataFrame) -> pd.DataFrame:
     return wide.dropna(how="all").reset_index().rename_axis(columns=None)
 
 
-def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
+def _draw_searches(ax: Axes, points: DataFrame, name: str) -> None:
     tones = itertools.cycle(TONES)
     for (step, here), tone in zip(
         points.groupby("step", dropna=False), tones, strict=False
@@ -336,7 +336,7 @@ def _descent_page(
         ax.set_title(f"learning rate {_rate(course):g} × 2/λ")
     sheet.label_sides(["loss"] * len(names))
     sheet.label_below("step")
-    return sheet.page(suffix, pd.concat([_written(course) for course in courses]))
+    return sheet.page(suffix, concat([_written(course) for course in courses]))
 
 
 def _draw_descent(ax: Axes, run: RecordedRun, course: StoredLosses) -> None:
@@ -348,10 +348,8 @@ def _draw_descent(ax: Axes, run: RecordedRun, course: StoredLosses) -> None:
         ax.axvline(horizon, color=GUIDE, linestyle=":", linewidth=0.8)
 
 
-def _written(walk: StoredLosses) -> pd.DataFrame:
-    numbers = pd.DataFrame(
-        {name: pd.Series(array) for name, array in walk.numbers.items()}
-    )
+def _written(walk: StoredLosses) -> DataFrame:
+    numbers = DataFrame({name: Series(array) for name, array in walk.numbers.items()})
     head = {
         "start": walk.step,
         "sigma": walk.sigma,
@@ -359,7 +357,7 @@ def _written(walk: StoredLosses) -> pd.DataFrame:
         "rate": _rate(walk),
         "step": numbers.index,
     }
-    return pd.concat([pd.DataFrame(head), numbers], axis=1)
+    return concat([DataFrame(head), numbers], axis=1)
 
 
 def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:

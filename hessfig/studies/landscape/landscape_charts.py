@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from pandas import DataFrame, Series, concat
 
 from hessfig.analysis.axis import Axis, X, along, check_places, with_settings, without
 from hessfig.analysis.curves import growth_curves
@@ -36,10 +36,10 @@ _TONE, _BOUND = "#4575b4", "#d73027"
 class _Place:
     """The data of a panel: its table, its curves along k by quantity, its single numbers and its slopes."""
 
-    table: pd.DataFrame
-    curves: dict[str, pd.DataFrame]
+    table: DataFrame
+    curves: dict[str, DataFrame]
     numbers: dict[str, float]
-    slopes: dict[str, pd.Series]
+    slopes: dict[str, Series]
     distance: float
 
 
@@ -69,7 +69,7 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _page(
     spec: FigureSpec,
-    table: pd.DataFrame,
+    table: DataFrame,
     axis: Axis,
     fits: FitSettings,
     fixed: str,
@@ -106,11 +106,11 @@ def _page(
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
     sheet.name_above(sheet.outermost, long=1.2)
-    return sheet.page(suffix, as_written(pd.concat(drawn), axis))
+    return sheet.page(suffix, as_written(concat(drawn), axis))
 
 
 def _place(
-    spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fits: FitSettings
+    spec: FigureSpec, table: DataFrame, axis: Axis, distance: str, fits: FitSettings
 ) -> _Place:
     present = [name for name in _ALONG_K if name in set(table["quantity"])]
     curves = {name: growth_curves(table, axis=axis, quantity=name) for name in present}
@@ -170,7 +170,7 @@ def _draw(ax: Axes, place: _Place) -> None:
     corner(ax, words, "lower left")
 
 
-def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
+def _note(spec: FigureSpec, table: DataFrame, axis: Axis) -> str:
     chosen = along(where(table, quantity=_SIZE), axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
     other = without(table["other"].iloc[0], "sigma", "step")  # named as the place

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
+from pandas import DataFrame, concat
 
 from hessfig.analysis.axis import Axis, X, as_numbers, varied_setting
 from hessfig.analysis.curves import functional_shares, score_shares
@@ -71,7 +71,7 @@ def draw_ablation(
     words = ""
     if null:
         together = _together(measured)
-        shares = pd.concat(
+        shares = concat(
             [shares, functional_shares(together, measured.axis)], ignore_index=True
         )
         blocks = [*blocks, TOGETHER]
@@ -103,11 +103,11 @@ def draw_ablation(
     along = labels.plain(name) if as_numbers(values) else measured.axis.symbol
     sheet.label(along, titles, [share], [""], share)
     written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
-    numbers = pd.concat([drawn_numbers(measured), written], ignore_index=True)
+    numbers = concat([drawn_numbers(measured), written], ignore_index=True)
     return sheet.page(suffix, numbers)
 
 
-def _together(measured: MeasuredCurves) -> pd.DataFrame:
+def _together(measured: MeasuredCurves) -> DataFrame:
     """Return the norms of all diagonal blocks together, sqrt(sum over W of ||H(W, W)||^2), in place of the blocks'."""
     table = measured.table
     # A norm that is left out makes its sum infinite, which is left out below.
@@ -149,7 +149,7 @@ def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
 
 
 def _chosen_places(
-    shares: pd.DataFrame, wanted: list[float] | None, measured: MeasuredCurves
+    shares: DataFrame, wanted: list[float] | None, measured: MeasuredCurves
 ) -> list[float]:
     """Return the places nearest to the wanted ones; by default the lowest, middle and highest (sigma: up to 1)."""
     known = np.sort(shares[X].unique())
@@ -164,7 +164,7 @@ def _chosen_places(
 
 
 def _draw_shares(
-    ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float]
+    ax: Axes, shares: DataFrame, block: MeasuredCurves, places: list[float]
 ) -> None:
     """Draw the shares of one block, with names at the ends of the lines."""
     variants = list(block.curves["variant"].unique())
@@ -195,11 +195,11 @@ def _draw_shares(
 
 
 # Its name, its points in the columns x and mean, its style.
-_Line = tuple[str, pd.DataFrame, dict[str, Any]]
+_Line = tuple[str, DataFrame, dict[str, Any]]
 
 
 def _by_place(
-    shares: pd.DataFrame, axis: Axis, places: list[float], settings: Mapping[str, float]
+    shares: DataFrame, axis: Axis, places: list[float], settings: Mapping[str, float]
 ) -> Iterator[_Line]:
     """Yield a line per place on the axis against the setting of each variant, darker for later places."""
     for rank, (tone, at) in enumerate(
@@ -215,7 +215,7 @@ def _by_place(
 
 
 def _by_variant(
-    shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str]
+    shares: DataFrame, block: MeasuredCurves, variants: Sequence[str]
 ) -> Iterator[_Line]:
     """Yield a line per variant along the axis."""
     rows = list(block.curves["row"].unique())
@@ -301,7 +301,7 @@ def _name(depth: int, layer: int, row: str, col: str) -> str:
     return name
 
 
-def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
+def _draw_score_shares(ax: Axes, shares: DataFrame, axis: Axis) -> None:
     """Draw shares against the setting with one line per place, or, if it is not a number, along the axis by value."""
     variants = list(shares["variant"].unique())
     name, values = varied_setting(variants)

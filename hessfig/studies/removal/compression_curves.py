@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import SymmetricalLogLocator
+from pandas import DataFrame, Series, concat
 
 from hessfig.analysis.axis import along
 from hessfig.analysis.intervals import fisher_interval
@@ -107,7 +107,7 @@ def _chosen(spec: FigureSpec) -> list[str]:
 
 
 def _draw_pruned(
-    rows: pd.DataFrame,
+    rows: DataFrame,
     names: Sequence[str],
     number: str,
     note: str,
@@ -136,12 +136,12 @@ def _draw_pruned(
     if is_loss:
         sheet.label_sides(["loss"])
         sheet.name_above(sheet.first, long=2.6)
-    return sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+    return sheet.page(suffix, concat(drawn, ignore_index=True))
 
 
 def _read(
     spec: FigureSpec, source: Source, names: Sequence[str]
-) -> tuple[RecordedRun, pd.DataFrame, str]:
+) -> tuple[RecordedRun, DataFrame, str]:
     """Return a sweep, its numbers of some quantities at one place on the axis, and this place in words."""
     run = source.run
     table = counted(run.table[run.table["quantity"].isin(names)])
@@ -153,7 +153,7 @@ _INTERVALS = "with 95% intervals"
 
 
 def _note(
-    run: RecordedRun, rows: pd.DataFrame, words: str, intervals: str = _INTERVALS
+    run: RecordedRun, rows: DataFrame, words: str, intervals: str = _INTERVALS
 ) -> str:
     setting = labels.setting_words(run.config, rows, run.axis)
     seeds = labels.seeds_words(along(rows, run.axis))
@@ -162,7 +162,7 @@ def _note(
     )
 
 
-def _draw_curves(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.DataFrame:
+def _draw_curves(ax: Axes, rows: DataFrame, chosen: Sequence[str]) -> DataFrame:
     same = ["sigma", "seed", "index"]
     shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(
         columns={"value": "share"}
@@ -188,12 +188,10 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.Data
         draw_interval(ax, shown, "share", colour=_colour(name), alpha=0.07, **style)
         curves.append(points.assign(saliency=name, number="loss"))
     _label_below(ax, ["share of weights removed", "share removed"])
-    return pd.concat(curves, ignore_index=True)
+    return concat(curves, ignore_index=True)
 
 
-def _draw_correlations(
-    ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]
-) -> pd.DataFrame:
+def _draw_correlations(ax: Axes, rows: DataFrame, chosen: Sequence[str]) -> DataFrame:
     drawn = []
     for rank, name in enumerate(chosen):
         for shift, (number, mark) in zip(
@@ -218,7 +216,7 @@ def _draw_correlations(
     for tick, name in zip(ax.get_yticklabels(), chosen, strict=True):
         tick.set_color(_colour(name))
     ax.set_ylim(len(chosen) - 0.4, -0.6)
-    found = pd.DataFrame(drawn)
+    found = DataFrame(drawn)
     ax.set_xlim(min(-0.1, found["low"].min() - 0.05), 1.05)
     _label_below(ax, ["rank correlation with the true rise", "rank correlation"])
     return found
@@ -282,17 +280,17 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("rise of the loss")
             if line == len(lines) - 1:
                 ax.set_xlabel("bits")
-        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+        yield sheet.page(suffix, concat(drawn, ignore_index=True))
 
 
-def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+def _draw_bits(ax: Axes, rows: DataFrame) -> DataFrame:
     rounded = rows.rename(columns={"index": "bits"})
     names = [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]
     curves = []
     for name in names:
         here = where(rounded, quantity=f"{name}_increase")
         curves.append(seed_means(here, ["bits"]).assign(rounding=name))
-    _set_scale(ax, pd.concat(curves)["mean"])
+    _set_scale(ax, concat(curves)["mean"])
     for name, curve in zip(names, curves, strict=True):
         draw_interval(
             ax,
@@ -305,10 +303,10 @@ def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
         )
     ax.set_xticks(sorted(rows["index"].unique()))
     ax.invert_xaxis()
-    return pd.concat(curves, ignore_index=True)
+    return concat(curves, ignore_index=True)
 
 
-def _set_scale(ax: Axes, means: pd.Series) -> None:
+def _set_scale(ax: Axes, means: Series) -> None:
     """Make the y axis logarithmic; if means are zero or negative, it is linear up to a tenth of the smallest rise."""
     rises = means[means > 0]
     if len(rises) == 0 or (means > 0).all():

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-import pandas as pd
 from matplotlib.ticker import MaxNLocator
+from pandas import DataFrame
 
 from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
@@ -38,7 +38,7 @@ def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
         for number, interval in numbers.items():
             values = where(last, quantity=f"{name}_influence_{number}")["value"]
             rows.append({"matrix": name, "number": number, **vars(interval(values))})
-    every = pd.DataFrame(rows)
+    every = DataFrame(rows)
     note = f"Score: rank correlation with retraining, step {last['step'].max():g}. Mean over {last['seed'].nunique()}"
     note += " seeds with 95% intervals."
     style = APART.replace(

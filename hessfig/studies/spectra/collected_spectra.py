@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame, concat
 
 from hessfig.analysis.axis import SIGMA, X
 from hessfig.analysis.curves import growth_curves
@@ -178,16 +178,16 @@ def side_by_side(
     yield from of_sigma.items()
 
 
-def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
+def by_rank(spectra: list[Spectrum], ranks: list[int]) -> DataFrame:
     """Return mean, sem and count over seeds of the eigenvalues with these ranks (0: the smallest)."""
-    values = pd.DataFrame([one.eigenvalues[ranks] for one in spectra])
+    values = DataFrame([one.eigenvalues[ranks] for one in spectra])
     counted = {
         "rank": [rank + 1 for rank in ranks],
         "mean": values.mean(),
         "sem": values.sem(),
         "count": len(values),
     }
-    return pd.DataFrame(counted)
+    return DataFrame(counted)
 
 
 def _both(wanted: Wanted | None) -> Wanted:
@@ -248,7 +248,7 @@ _ROUNDING = 1e-12  # eigenvalues below this share of the largest are zero up to 
 _MOMENTS = ("density_mean", "density_second_moment")
 
 
-def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
+def extremes_page(table: DataFrame, spec: FigureSpec) -> Iterator[Page]:
     """Yield a page with a table of mean ± standard error over seeds for the whole network; the CSV has all blocks.
 
     Of a quantity with several numbers (index), the table has the outermost. Without
@@ -261,7 +261,7 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
     curves = [growth_curves(first, axis=SIGMA, quantity=name) for name in names]
-    points = pd.concat(curves)
+    points = concat(curves)
     shown = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
     if shown.empty:
         shown = points
@@ -271,11 +271,7 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
 
 
 def _draw(
-    shown: pd.DataFrame,
-    points: pd.DataFrame,
-    names: list[str],
-    seeds: int,
-    spec: FigureSpec,
+    shown: DataFrame, points: DataFrame, names: list[str], seeds: int, spec: FigureSpec
 ) -> Page:
     keys = different(shown, *_KEY)
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
@@ -317,7 +313,7 @@ def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
     return f"{symbol(str(part))}  {', '.join(filter(None, words))}"
 
 
-def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
+def _number(points: DataFrame, key: tuple[object, ...], name: str) -> str:
     chosen = where(points, quantity=name, **dict(zip(_KEY, key, strict=True)))
     if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
         return "—"

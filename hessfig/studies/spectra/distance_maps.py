@@ -8,11 +8,11 @@ from itertools import chain, product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
 from matplotlib.transforms import Bbox
+from pandas import DataFrame, concat
 
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.figures.parts import labels
@@ -88,10 +88,10 @@ class _Distances:
     """The spectra at one sigma and step, with the distances of their pairs and the averages of these."""
 
     of: Collected
-    pairs: pd.DataFrame
-    means: pd.DataFrame
+    pairs: DataFrame
+    means: DataFrame
 
-    def map_of(self, network: Network, part: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def map_of(self, network: Network, part: str) -> tuple[DataFrame, DataFrame]:
         """Return the distances of a network's pairs for one part, and their averages."""
         place = {"variant": network[0], "num_layers": network[1], "part": part}
         return where(self.pairs, **place), where(self.means, **place)
@@ -112,7 +112,7 @@ def _note(states: Sequence[_Distances], part: str, kernel: Kernel) -> str:
     )
 
 
-def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
+def _distance_scale(every: Sequence[DataFrame]) -> Normalize:
     """Return one scale for all pages: from 0 to the largest mean distance of a pair, in steps of 0.1; ln 2 at most."""
     keys = [*NETWORK, "part", *PAIR]
     largest = max(
@@ -150,7 +150,7 @@ def _draw_page(
     scale: Normalize,
     note: str,
     spec: FigureSpec,
-) -> tuple[Sheet, pd.DataFrame]:
+) -> tuple[Sheet, DataFrame]:
     """Draw the maps of one part: one per network, or with more than two states a row per network.
 
     Return the sheet and its numbers.
@@ -195,7 +195,7 @@ def _draw_page(
         title = _title(network, shown, averages, len(blocks[network]), has_step)
         ax.set_title(title, loc="left")
     _place_bar(sheet, place, image)
-    return sheet, pd.concat(numbers, ignore_index=True)
+    return sheet, concat(numbers, ignore_index=True)
 
 
 def _title(
@@ -251,7 +251,7 @@ def _shrink(ax: Axes, share: float, of_height: float) -> None:
     ax.set_position((box.x0, box.y1 - high, box.width * share, high))
 
 
-def _blocks(pairs: pd.DataFrame) -> list[tuple[int, str]]:
+def _blocks(pairs: DataFrame) -> list[tuple[int, str]]:
     return in_network_order(
         list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None))
     )
@@ -259,7 +259,7 @@ def _blocks(pairs: pd.DataFrame) -> list[tuple[int, str]]:
 
 def _draw_map(
     ax: Axes,
-    halves: Sequence[pd.DataFrame],
+    halves: Sequence[DataFrame],
     names: Sequence[tuple[int, str]],
     scale: Normalize,
 ) -> AxesImage:
@@ -284,7 +284,7 @@ def _cell_words(value: float) -> str:
     return f"{value:.2f}".lstrip("0") if value > 0 else ""
 
 
-def _square(pairs: pd.DataFrame, names: Sequence[tuple[int, str]]) -> np.ndarray:
+def _square(pairs: DataFrame, names: Sequence[tuple[int, str]]) -> np.ndarray:
     mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
     place = {name: rank for rank, name in enumerate(names)}
     square = np.full((len(names), len(names)), math.nan)
@@ -302,12 +302,12 @@ def _average_words(interval: Interval) -> str:
 
 
 def _written(
-    pairs: pd.DataFrame,
+    pairs: DataFrame,
     network: Network,
     interval: Interval,
     other: Interval,
     step: float | None,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return mean, standard error and count of every pair, with the network's average next to them."""
     grouped = pairs.groupby(PAIR, sort=False)
     rows = grouped["distance"].agg(["mean", "sem", "count"])

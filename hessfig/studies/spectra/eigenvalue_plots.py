@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from pandas import DataFrame, concat
 
 from hessfig.analysis.intervals import band
 from hessfig.analysis.stored_spectra import Density, Spectrum
@@ -76,7 +76,7 @@ class Panel:
         return span(self.densities[0])
 
 
-def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
+def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> DataFrame:
     """Draw the eigenvalues against the share below: the mean over seeds, with thin lines or a band for the seeds."""
     count = len(spectra[0].eigenvalues)
     ranks = drawn_ranks(count)
@@ -121,20 +121,20 @@ def set_sorted_scales(ax: Axes, largest: float, *, floor: float) -> None:
     ax.axhline(0, color="#999999", linewidth=0.4, zorder=0)
 
 
-def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
+def draw_density(ax: Axes, panel: Panel, colour: str) -> DataFrame:
     """Draw the exact eigenvalues under the kernel as an area, and the Lanczos density with its band over probes.
 
     Return the numbers, with the density after half of the Lanczos steps.
     """
     deviation = panel.kernel.deviation(*panel.range)
     grid = grid_over(*panel.range, deviation)
-    numbers = pd.DataFrame()
+    numbers = DataFrame()
     peak = [0.0]
     set_decades(ax, "y")
     if panel.exact is not None:
         exact, _ = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)
         ax.fill_between(grid, exact, _LOWEST, color="#d0d0d0", linewidth=0)
-        numbers = pd.DataFrame({"eigenvalue": grid, "exact": exact})
+        numbers = DataFrame({"eigenvalue": grid, "exact": exact})
         peak = [exact.max()]
     if panel.densities:
         banded = smoothed(panel.densities[0], grid, deviation)
@@ -145,11 +145,11 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     return numbers
 
 
-def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
+def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> DataFrame:
     """Draw the error of the cumulative with its band over probes: minus the exact one, or half the steps minus all."""
     if not panel.densities:
         say(ax, "(no density)")
-        return pd.DataFrame()
+        return DataFrame()
     deviation = panel.kernel.deviation(*panel.range)
     grid = grid_over(*panel.range, deviation)
     banded = cumulative(panel.densities[0], grid, deviation)
@@ -169,7 +169,7 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     ax.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{100 * value:g}".replace("-", "−"))
     )
-    return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), banded)
+    return _with_band(DataFrame({"eigenvalue": grid, "exact": truth}), banded)
 
 
 def _draw_banded(
@@ -193,7 +193,7 @@ def _draw_banded(
     )
 
 
-def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
+def _with_band(numbers: DataFrame, banded: Banded) -> DataFrame:
     band = {
         "lanczos": banded.mean,
         "margin": banded.margin,
@@ -201,7 +201,7 @@ def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
     }
     if len(numbers):
         return numbers.assign(**band)
-    return pd.DataFrame({"eigenvalue": banded.grid, **band})
+    return DataFrame({"eigenvalue": banded.grid, **band})
 
 
 def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
@@ -366,7 +366,7 @@ def _page(
     titles = [column.title for column in columns]
     below = "share below" if kind == _SORTED else ""
     sheet.label(below, titles, labels, short, _LABELS[kind])
-    every = pd.concat(numbers, ignore_index=True)
+    every = concat(numbers, ignore_index=True)
     if kind == _SORTED:
         _scale_rows(sheet, blocks, every, asked.floor)
     return sheet.page(suffix, every.drop(columns="column"))
@@ -379,7 +379,7 @@ def _draw(
     block: BlockName,
     kind: str,
     asked: _Asked,
-) -> pd.DataFrame:
+) -> DataFrame:
     if kind == _SORTED:
         return _draw_parts(ax, state, network, block)
     part = asked.part
@@ -391,7 +391,7 @@ def _draw(
     empty = not (panel.spectra or panel.densities)
     if empty or panel.range == (0.0, 0.0):
         say(ax, "(not measured)" if empty else "= 0 (every eigenvalue)")
-        return pd.DataFrame()
+        return DataFrame()
     colour = part_colour(part) if block[1] == "all" else matrix_colour(block[1])
     draw = draw_density if kind == _DENSITY else draw_cumulative_error
     return draw(ax, panel, colour).assign(part=part)
@@ -399,19 +399,19 @@ def _draw(
 
 def _draw_parts(
     ax: Axes, state: Collected, network: Network, block: BlockName
-) -> pd.DataFrame:
-    numbers = [pd.DataFrame()]
+) -> DataFrame:
+    numbers = [DataFrame()]
     for part in state.parts:
         spectra = state.spectra_of(network, block, part)
         if spectra:
             numbers.append(draw_sorted(ax, spectra, part).assign(part=part))
     if len(numbers) == 1:
         say(ax, "(not measured)")
-    return pd.concat(numbers)
+    return concat(numbers)
 
 
 def _scale_rows(
-    sheet: Sheet, blocks: Sequence[BlockName], drawn: pd.DataFrame, floor: float
+    sheet: Sheet, blocks: Sequence[BlockName], drawn: DataFrame, floor: float
 ) -> None:
     """Give every row the scale of its largest eigenvalue, and name the parts where the lines of each line end."""
     for row, (layer, name) in enumerate(blocks):

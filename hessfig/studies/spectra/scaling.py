@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from pandas import DataFrame, concat
 
 from hessfig.analysis.axis import (
     Axis,
@@ -87,9 +87,7 @@ def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield _draw_scaled(rows, axis, spec, suffix)
 
 
-def _draw_scaled(
-    table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
-) -> Page:
+def _draw_scaled(table: DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     columns = list(table["column"].unique())
     rows = different(table, *_ROW)
     part = labels.part_words(table["part"].iloc[0])
@@ -131,7 +129,7 @@ def _draw_scaled(
         0.9 * width_in(sheet.first),
     )
     sheet.label(along_x, titles, [_row_words(*row) for row in rows])
-    return sheet.page(suffix, as_written(pd.concat(drawn, ignore_index=True), axis))
+    return sheet.page(suffix, as_written(concat(drawn, ignore_index=True), axis))
 
 
 def _row_words(quantity: str, layer: int, row: str) -> str:
@@ -141,7 +139,7 @@ def _row_words(quantity: str, layer: int, row: str) -> str:
     return f"{which} {labels.plain(labels.quantity_words(quantity))}".strip()
 
 
-def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
+def _of_quantities(table: DataFrame, asked: list[str] | None) -> DataFrame:
     none_measured = "none of largest_eigenvalue, condition_number"
     known = counted(table)["quantity"].unique()
     wanted = wanted_quantities(
@@ -201,7 +199,7 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
             yield _draw_stretch(here, axis, spec, end)
 
 
-def outstanding(table: pd.DataFrame) -> pd.DataFrame:
+def outstanding(table: DataFrame) -> DataFrame:
     """Return the largest |eigenvalue| over the width of the bulk, by network, place and seed."""
     ends = table[table["quantity"].isin([LARGEST, SMALLEST]) & (table["index"] <= 1)]
     outer = ends.assign(value=ends["value"].abs()).groupby(_PLACE)["value"].max()
@@ -212,9 +210,7 @@ def outstanding(table: pd.DataFrame) -> pd.DataFrame:
     return (outer / width).dropna().rename("value").reset_index()
 
 
-def _draw_stretch(
-    table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
-) -> Page:
+def _draw_stretch(table: DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
     first = f"{axis.symbol} = {rows[X].min():g}"
@@ -244,10 +240,10 @@ def _draw_stretch(
     sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
     for ax in sheet.row(0)[-1:]:
         ax.legend(loc="best", ncols=2)
-    return sheet.page(suffix, as_written(pd.concat(numbers, ignore_index=True), axis))
+    return sheet.page(suffix, as_written(concat(numbers, ignore_index=True), axis))
 
 
-def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
+def _draw_ends(ax: Axes, here: DataFrame, floor: float) -> DataFrame:
     ax.set_yscale("symlog", linthresh=floor, linscale=0.4)
     ax.yaxis.set_minor_locator(NullLocator())
     shown = []
@@ -262,10 +258,10 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
         points = draw_means(ax, rows, *_CURVE, colour=_OUTLIER, label=words or "_")
         shown.append(points.assign(shown=quantity))
     ax.axhline(0, color="#999999", linewidth=0.4, zorder=0)
-    return pd.concat(shown)
+    return concat(shown)
 
 
-def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+def _draw_changes(ax: Axes, rows: DataFrame) -> DataFrame:
     """Draw the factor between each seed's number and that at its first place, which removes differences of size."""
     set_decades(ax, "y")
     start = rows[rows[X] == rows[X].min()].set_index("seed")["value"]
@@ -278,7 +274,7 @@ def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     return points.assign(shown="outermost_over_bulk_relative")
 
 
-def _floor(counted: pd.DataFrame) -> float:
+def _floor(counted: DataFrame) -> float:
     """Return the value below which the axis is linear: the smallest width of a bulk, or a millionth of the outliers."""
     low, high = (
         _quantile(counted, percent).groupby(["variant", X])["value"].mean().abs()
@@ -290,17 +286,17 @@ def _floor(counted: pd.DataFrame) -> float:
     return max(10 ** np.floor(np.log10(smallest)), 1e-6 * largest)
 
 
-def _quantiles(table: pd.DataFrame) -> pd.DataFrame:
+def _quantiles(table: DataFrame) -> DataFrame:
     """Return the quantiles; exact ones if there are any."""
     exact = table[table["quantity"] == EXACT_QUANTILES]
     return exact if len(exact) else table[table["quantity"] == QUANTILES]
 
 
-def _quantile(table: pd.DataFrame, percent: int) -> pd.DataFrame:
+def _quantile(table: DataFrame, percent: int) -> DataFrame:
     return where(_quantiles(table), index=percent)
 
 
-def _check_stretch(table: pd.DataFrame, block: str) -> None:
+def _check_stretch(table: DataFrame, block: str) -> None:
     measured = set(table["quantity"])
     missing = [name for name in (LARGEST, SMALLEST) if name not in measured]
     if not measured & {QUANTILES, EXACT_QUANTILES}:
@@ -335,7 +331,7 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield _draw_proxies(table, axis, spec)
 
 
-def ratios(table: pd.DataFrame) -> pd.DataFrame:
+def ratios(table: DataFrame) -> DataFrame:
     """Return the largest eigenvalue of H_o over that of H by network, place and seed, if that of H is positive."""
     wide = (
         counted(table)
@@ -361,7 +357,7 @@ _SIDES = {
 }
 
 
-def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
+def _draw_proxies(table: DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     of_parts = ratios(table)
     note = (
         f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. A ratio of 1"
@@ -374,7 +370,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     style = OWN_Y.replace(right=room if beside else 0.1, top=0.12, height=1.5)
     sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, style)
     set_x_scale(sheet.axes[-1], of_parts[X])
-    numbers: list[pd.DataFrame] = []
+    numbers: list[DataFrame] = []
     for row, _, ax in sheet:
         kind = list(_DRAWN)[row]
         lines = list(_draw_lines(ax, of_parts, named, kind))
@@ -389,12 +385,12 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
         ax.set_ylabel(_SIDES[kind])
     sheet.axes[-1].set_xlabel(axis.symbol)
     _align_labels(sheet)
-    return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis))
+    return sheet.page("", as_written(concat(numbers, ignore_index=True), axis))
 
 
 def _draw_lines(
-    ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kind: str
-) -> Iterator[pd.DataFrame]:
+    ax: Axes, of_parts: DataFrame, named: dict[Network, str], kind: str
+) -> Iterator[DataFrame]:
     """Draw the lines of a panel with one colour and marker per network; yield their means."""
     set_decades(ax, "y")
     for rank, (network, words) in enumerate(named.items()):
@@ -413,7 +409,7 @@ def _draw_lines(
 
 
 def _ends(
-    lines: list[pd.DataFrame], named: dict[Network, str]
+    lines: list[DataFrame], named: dict[Network, str]
 ) -> list[tuple[float, str, Any]]:
     """Return (last mean, words, colour) of every network: of its ratio, or of H."""
     lasts = {}
@@ -438,7 +434,7 @@ def _align_labels(sheet: Sheet) -> None:
     sheet.figure.align_ylabels(sheet.axes)
 
 
-def _named(table: pd.DataFrame) -> dict[Network, str]:
+def _named(table: DataFrame) -> dict[Network, str]:
     """Return {network: words}. Networks with the same words (an MLP has no kind of attention) are drawn once."""
     several = len(set(table["num_layers"])) > 1
     named: dict[str, Network] = {}
@@ -448,7 +444,7 @@ def _named(table: pd.DataFrame) -> dict[Network, str]:
     return {network: words for words, network in named.items()}
 
 
-def _check_proxies(table: pd.DataFrame, block: str) -> None:
+def _check_proxies(table: DataFrame, block: str) -> None:
     parts = sorted(set(table["part"]))
     if not {Part.H, Part.H_o} <= set(parts):
         raise UserError(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import combinations, groupby, product
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from hessfig.analysis.intervals import student_band
 from hessfig.analysis.stored_spectra import (
@@ -286,7 +286,7 @@ def is_weight(place: SpectrumKey) -> bool:
 
 def pair_distances(
     blocks: Iterable[Block], kernel: Kernel = PUBLISHED
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> tuple[DataFrame, DataFrame]:
     """Return the distances of every network's blocks, and their averages.
 
     The first table: a row for every pair (both orders), in columns NETWORK, PAIR and
@@ -304,9 +304,9 @@ def pair_distances(
     return _table(pairs, [*PAIR, "distance"]), _table(means, ["average"])
 
 
-def _table(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
+def _table(rows: list[dict[str, object]], columns: list[str]) -> DataFrame:
     """Return rows as a table; its last column holds numbers."""
-    return pd.DataFrame(rows, columns=[*NETWORK, *columns]).astype({columns[-1]: float})
+    return DataFrame(rows, columns=[*NETWORK, *columns]).astype({columns[-1]: float})
 
 
 def _networks(

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-import pandas as pd
 from matplotlib.axes import Axes
+from pandas import DataFrame, concat
 
 from hessfig.analysis.intervals import Interval
 from hessfig.analysis.training_runs import (
@@ -49,13 +49,13 @@ def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield _draw_survival(table, ratios, spec)
 
 
-def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
+def _ratios(rows: DataFrame) -> DataFrame:
     place = ["variant", "num_layers", "layer", "part", "seed", "step"]
     above, below = (where(rows, row=name).groupby(place)["value"] for name in _OVER)
     return (above.mean() / below.mean()).rename("value").dropna().reset_index()
 
 
-def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) -> Page:
+def _draw_survival(table: DataFrame, ratios: DataFrame, spec: FigureSpec) -> Page:
     drawn_at = set(ratios["variant"])
     variants = [name for name in table["variant"].unique() if name in drawn_at]
     layers = sorted(ratios["layer"].unique())
@@ -77,18 +77,18 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     if len(layers) == 1:
         short = [""]
     sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
-    return sheet.page("", pd.concat(drawn, ignore_index=True))
+    return sheet.page("", concat(drawn, ignore_index=True))
 
 
-def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
+def _draw_survival_panel(ax: Axes, ratios: DataFrame) -> DataFrame:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if ratios.empty:
         say(ax, "(no ratio)")
-    drawn = [pd.DataFrame()]
+    drawn = [DataFrame()]
     for part in parts_of(ratios):
         style = {"colour": part_colour(part), "label": labels.symbol(part)}
         drawn.append(draw_means(ax, where(ratios, part=part), *_PLACE, **style))
-    return pd.concat(drawn, ignore_index=True)
+    return concat(drawn, ignore_index=True)
 
 
 # Its own words are longer than a panel is high.
@@ -128,7 +128,7 @@ def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield _draw_page(table, wanted, spec)
 
 
-def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
+def _draw_page(table: DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
     note = how(
         table,
@@ -161,10 +161,10 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
         named = _PRECONDITIONED.get(name, named)
         words.append(named if name == "loss" else f"{named} / threshold")
     sheet.label("step", variant_titles(variants), words)
-    return sheet.page("", pd.concat(drawn, ignore_index=True))
+    return sheet.page("", concat(drawn, ignore_index=True))
 
 
-def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:
+def _values(table: DataFrame, name: str) -> DataFrame:
     if name == "loss":
         return of_whole(counted(table), name)
     every = shares(table, name)

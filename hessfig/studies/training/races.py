@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from pandas import DataFrame, concat
 
 from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.training_runs import Race, against_plain, race
@@ -60,7 +60,7 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel(f"loss after the same {_ALONG[along]}")
         if (row, column) == (0, 0):
             ax.set_ylabel("loss")
-    yield sheet.page("", pd.concat(results.values(), ignore_index=True))
+    yield sheet.page("", concat(results.values(), ignore_index=True))
 
 
 _MARKS = "os^Dv<>PXpd"  # markers of rules, so that colour is not the only distinction
@@ -122,13 +122,13 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield sheet.page("", _written(result, points, results))
 
 
-def _in_rows(results: pd.DataFrame, order: list[str]) -> pd.DataFrame:
+def _in_rows(results: DataFrame, order: list[str]) -> DataFrame:
     """Return the results in the order of the rules, from below."""
     return results.set_index("rule").loc[order].reset_index()
 
 
 def _draw_ratios(
-    ax: Axes, results: list[pd.DataFrame], rules: list[str], reference: str
+    ax: Axes, results: list[DataFrame], rules: list[str], reference: str
 ) -> None:
     """Draw a row of dots per rule: its loss over that of the reference (or its loss) with an interval per budget."""
     name, low, high = "mean", "low", "high"
@@ -205,8 +205,8 @@ def _name_rules(
 
 
 def _written(
-    result: Race, points: dict[str, pd.DataFrame], results: dict[str, pd.DataFrame]
-) -> pd.DataFrame:
+    result: Race, points: dict[str, DataFrame], results: dict[str, DataFrame]
+) -> DataFrame:
     """Return the curves with their costs and ratios of decreases, and below them the results at both budgets."""
     chosen = where(result.tuned, budget="step")[["rule", "seed", "rate"]]
     ratios = (
@@ -215,7 +215,7 @@ def _written(
         .median()
     )
     costs = result.losses.groupby(["rule", "step"])[["products", "seconds"]].first()
-    curves = pd.concat(
+    curves = concat(
         [frame.assign(rule=rule) for rule, frame in points.items()], ignore_index=True
     )
     curves = curves.join(costs, on=["rule", "step"]).join(
@@ -225,7 +225,7 @@ def _written(
         columns={"step": "gradients", "products": "gradients_and_products"}
     ).assign(panel="curve")
     dots = [frame.assign(panel=f"same {along}") for along, frame in results.items()]
-    return pd.concat([curves, *dots], ignore_index=True)
+    return concat([curves, *dots], ignore_index=True)
 
 
 def _named(rule: str) -> str:
@@ -245,7 +245,7 @@ def _tone(rank: int) -> str:
     return _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
 
 
-def _points(result: Race, rule: str, along: str, budget: str) -> pd.DataFrame:
+def _points(result: Race, rule: str, along: str, budget: str) -> DataFrame:
     """Return the means over seeds of a rule's losses at its best rates; a mean needs all seeds."""
     tuned = where(result.tuned, budget=budget)
     runs = where(result.losses, rule=rule).merge(
@@ -281,9 +281,7 @@ def _curves(ax: Axes, result: Race, rules: list[str], along: str) -> None:
     ax.axvline(result.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
 
-def _results_of(
-    tuned: pd.DataFrame, rules: list[str], reference: str = ""
-) -> pd.DataFrame:
+def _results_of(tuned: DataFrame, rules: list[str], reference: str = "") -> DataFrame:
     """Return the mean loss of every rule with its interval, and its rates in words."""
     rows = []
     for rule in rules:
@@ -298,7 +296,7 @@ def _results_of(
             words += f"; {lost} of {len(runs)} diverged"
         place = {"budget": tuned["budget"].iloc[0], "rule": rule}
         rows.append({**place, **interval.found, "rates": words})
-    return pd.DataFrame(rows).merge(
+    return DataFrame(rows).merge(
         against_plain(tuned, reference), on=["budget", "rule"], how="left"
     )
 
@@ -310,7 +308,7 @@ def _ratio(row: Any) -> str:
     return ""
 
 
-def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
+def _draw_dots(ax: Axes, results: DataFrame) -> None:
     for rank, row in enumerate(results.itertuples()):
         ends = [[row.mean - row.low], [row.high - row.mean]]
         style: dict[str, Any] = {
@@ -322,7 +320,7 @@ def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
         ax.errorbar([row.mean], [rank], xerr=reach, **style)
 
 
-def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
+def _draw_results(ax: Axes, results: DataFrame) -> None:
     _draw_dots(ax, results)
     names = [
         f"{_named(row.rule)} ({row.rates}){_ratio(row)}" for row in results.itertuples()
