@@ -5,8 +5,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from hessfig.analysis.axis import Axis
-from hessfig.analysis.slopes.printed import SlopeVerdict, as_window, judge, label
+from hessfig.analysis.slopes.printed import SlopeVerdict, judge, window_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 
@@ -118,8 +117,10 @@ def _line(row: Any, verdict: SlopeVerdict, tolerance: float) -> str:
 
 def _name(row: Any) -> str:
     variant = f"{row.variant}, " if row.variant else ""
-    window = label(as_window(row.window_low, row.window_high), Axis(row.axis).symbol)
-    return f"{variant}layer {row.layer} of {row.num_layers}, {row.part}({row.row}, {row.col}), {window}"
+    block = f"{row.part}({row.row}, {row.col})"
+    return (
+        f"{variant}layer {row.layer} of {row.num_layers}, {block}, {window_words(row)}"
+    )
 
 
 def _evidence(row: Any, verdict: SlopeVerdict, tolerance: float) -> str:

@@ -44,8 +44,9 @@ def label(window: Window, symbol: str = "σ") -> str:
     return f"{symbol} ≥ {low:g}" if high is None else f"{low:g} ≤ {symbol} ≤ {high:g}"
 
 
-def as_window(low: float, high: float) -> Window:
-    """Return the window of a row of slopes.csv, where nan stands for an open end."""
+def window_of(row: Any) -> Window:
+    """Return the window of a row of slopes or levels, where nan stands for an open end."""
+    low, high = row.window_low, row.window_high
     return (None if math.isnan(low) else low, None if math.isnan(high) else high)
 
 
@@ -212,8 +213,9 @@ def _block(row: Any) -> str:
     return row.row if row.row == row.col else f"{row.row}, {row.col}"
 
 
-def _window(row: Any) -> str:
-    return label(as_window(row.window_low, row.window_high), Axis(row.axis).symbol)
+def window_words(row: Any) -> str:
+    """Return the window of a row of slopes, levels or trends in words."""
+    return label(window_of(row), Axis(row.axis).symbol)
 
 
 def _number(value: float, digits: int = 2) -> str:
@@ -250,7 +252,7 @@ _CELLS: dict[str, Callable[[Any], str]] = {
     "block": _block,
     "part": lambda row: row.part,
     "number": lambda row: str(row.index or ""),
-    "window": _window,
+    "window": window_words,
     "slope ± se": _slope,
     "95 % interval": _interval,
     "theory": _predicted,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -54,29 +53,27 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     curves = growth_curves(numbers, axis=run.axis, quantity=spec.quantity)
     wanted = spec.number("sigma") if spec.number("at") is None else spec.number("at")
     here, place = at_one_place(curves, wanted, run.axis)
-    note = _note(spec.quantity, numbers, place) + labels.setting_words(
-        run.config, numbers, run.axis
-    )
+    what = f"log10 of the mean {labels.quantity_words(spec.quantity)} over {labels.seeds_words(numbers)}"
+    about = ", ".join(filter(None, (what, place)))
+    note = f"{about}.{labels.setting_words(run.config, numbers, run.axis)}"
     several = len(networks_of(here)) > 1
     for suffix, (variant, depth), network in by_network(here):
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
             rows = as_written(network[network["layer"].isin([0, layer])], run.axis)
             which = f" {labels.variant_words(variant)}." if several and variant else ""
             end = f"{suffix}_layer{layer}" if depth > 1 else suffix
-            yield from draw_blocks(rows, spec, note=note + which, suffix=end)
+            yield from draw_blocks(rows, spec, note + which, end)
 
 
 def draw_blocks(
-    norms: DataFrame, spec: FigureSpec, *, note: str, suffix: str = ""
+    norms: DataFrame, spec: FigureSpec, note: str, suffix: str
 ) -> Iterator[Page]:
     """Draw the matrices of one layer on one page, or on one page per part if there are many weights."""
     names, parts = in_order(concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
+    scale = Normalize(0, 1)
     if logs.notna().any():
-        ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2)
-    else:
-        ends = (0, 1)
-    scale = Normalize(*ends)
+        scale = Normalize(np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2)
     if len(names) <= _SIDE_BY_SIDE:
         yield _draw_page(spec, norms, names, parts, scale, note).page(suffix, norms)
         return
@@ -93,11 +90,6 @@ def norm_matrix(norms: DataFrame, names: list[str]) -> np.ndarray:
         i, j = names.index(row.row), names.index(row.col)
         square[i, j] = square[j, i] = row.mean
     return square
-
-
-def _note(quantity: str, numbers: DataFrame, place: str) -> str:
-    what = f"log10 of the mean {labels.quantity_words(quantity)} over {labels.seeds_words(numbers)}"
-    return f"{', '.join(filter(None, (what, place)))}."
 
 
 def _draw_page(
@@ -144,12 +136,10 @@ def _draw_page(
 
 def _length(names: list[str]) -> float:
     """Return how many inches the longest name needs beyond the width of a weight of the paper."""
-    longest = 0.0
-    for name in names:
-        words = labels.weight_words(name)
-        if words == labels.plain(name):
-            longest = max(longest, width_of(words) - 0.2)
-    return longest
+    own = [
+        name for name in map(labels.plain, names) if labels.weight_words(name) == name
+    ]
+    return max([0.0, *(width_of(name) - 0.2 for name in own)])
 
 
 def _cell(value: float) -> str:
@@ -176,10 +166,10 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
         several = network.curves["num_layers"].max() > 1 or len(network.layers()) > 1
         for layer in network.layers():
             end = f"{suffix}_layer{layer}" if several else suffix
-            yield draw_pairs(network.of(layer=layer), suffix=end)
+            yield draw_pairs(network.of(layer=layer), end)
 
 
-def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
+def draw_pairs(measured: MeasuredCurves, suffix: str) -> Page:
     """Draw the grid of one layer of one network."""
     matrices = in_order(concat([measured.curves["row"], measured.curves["col"]]))
     count = len(matrices)
@@ -201,7 +191,7 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     weights = [labels.weight_words(name) for name in matrices]
     rows = []
     for name in matrices:
-        norm = labels.norm_label(name, quantity=measured.quantity)
+        norm = labels.norm_label(name, measured.quantity)
         rows.append(norm.replace(" block", ":  block", 1))
     sheet.label(
         measured.axis.symbol,
@@ -226,13 +216,18 @@ def _draw_cell(
     handles, words = [], []
     for part, mark in zip(parts, _MARKS, strict=False):
         curve = here.of(part=part)
-        style: dict[str, Any] = {"marker": mark, "markersize": 2.5}
+        colour = part_colour(part)
         if panels.positive(curve.curves).any():
             panels.draw_curve(
-                ax, curve.curves, curve.table, colour=part_colour(part), **style
+                ax,
+                curve.curves,
+                curve.table,
+                colour=colour,
+                marker=mark,
+                markersize=2.5,
             )
-            panels.draw_fit(ax, curve, drop=1.0)
-        handles.append(Line2D([], [], color=part_colour(part), **style))
+            panels.draw_fit(ax, curve)
+        handles.append(Line2D([], [], color=colour, marker=mark, markersize=2.5))
         words.append(f"{labels.symbol(part)}  {_slope(curve)}")
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
@@ -241,10 +236,9 @@ def _slope(measured: MeasuredCurves) -> str:
     if not panels.positive(measured.curves).any():
         return panels.why_empty(measured)
     first = measured.slopes.iloc[0]
-    known = first["prediction"] == Prediction.exponent
-    expected = f"  ({first['predicted']:g})" if known else ""
-    if first["prediction"] == Prediction.structural_zero:
-        zero = "  (predicted = 0)"
-    else:
-        zero = expected
-    return panels.slope_and_half(first) + zero
+    words = panels.slope_and_half(first)
+    if first["prediction"] == Prediction.exponent:
+        words += f"  ({first['predicted']:g})"
+    elif first["prediction"] == Prediction.structural_zero:
+        words += "  (predicted = 0)"
+    return words

@@ -12,7 +12,7 @@ from hessfig.analysis.axis import Axis, X, along, check_places, has_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
-from hessfig.analysis.slopes.printed import WHOLE, as_window
+from hessfig.analysis.slopes.printed import WHOLE, window_of
 from hessfig.figures.parts import labels, panels
 from hessfig.figures.parts.encoding import (
     WEIGHT,
@@ -464,46 +464,25 @@ def _write_slopes(
     if fits:
         slopes = _slopes_in_words([(words, fit) for words, _, fit in fits])
         panels.corner(ax, slopes, "upper left" if rising else "lower left")
-    exponents: dict[float, list[float]] = {}
-    for _, curve, fit in fits:
+    laws: dict[float, list[tuple[str, float]]] = {}
+    for words, curve, fit in fits:
         if fit.prediction == Prediction.exponent:
-            constant = panels.coefficient(
-                curve, fit.predicted, as_window(fit.window_low, fit.window_high)
-            )
-            exponents.setdefault(fit.predicted, []).append(constant)
-    for style, (exponent, constants) in enumerate(sorted(exponents.items())):
-        panels.draw_guide(
-            ax,
-            np.sort(every[X].unique()),
-            exponent,
-            panels.dropped(ax) * min(constants),
-            style=style,
-        )
+            constant = panels.coefficient(curve, fit.predicted, window_of(fit))
+            laws.setdefault(fit.predicted, []).append((words, constant))
+    x = np.sort(every[X].unique())
+    powers = []
+    for style, (exponent, lines_of) in enumerate(sorted(laws.items())):
+        names, constants = zip(*lines_of, strict=True)
+        lowered = panels.dropped(ax) * min(constants)
+        panels.draw_guide(ax, x, exponent, lowered, style=style)
+        power = panels.power(exponent, drawing.look.axis)
+        if len(laws) > 1 and len(fits) <= _LISTED:
+            power += f" ({', '.join(names)})"
+        powers.append(power)
     ax.set(xlim=ends, ylim=keep)
-    if exponents:
-        powers = _powers_in_words(fits, drawing)
+    if powers:
         at = "lower" if rising else "upper"
         panels.beside_one(ax, powers, drawing.look.axis, at=at)
-
-
-def _powers_in_words(
-    fits: Sequence[tuple[str, DataFrame, Any]], drawing: _Lines
-) -> list[str]:
-    """Return each predicted power; of several, with the names of the lines that it belongs to."""
-    lines_of: dict[float, list[str]] = {}
-    for words, _, fit in fits:
-        if fit.prediction == Prediction.exponent:
-            lines_of.setdefault(fit.predicted, []).append(words)
-    powers = {
-        exponent: panels.power(exponent, drawing.look.axis)
-        for exponent in sorted(lines_of)
-    }
-    if len(powers) == 1 or len(fits) > _LISTED:
-        return list(powers.values())
-    return [
-        f"{power} ({', '.join(lines_of[exponent])})"
-        for exponent, power in powers.items()
-    ]
 
 
 def _fit_of(curve: DataFrame, slopes: DataFrame) -> Any:

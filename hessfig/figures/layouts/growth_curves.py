@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from hessfig.analysis.axis import X
-from hessfig.analysis.slopes.printed import WHOLE, as_window, label, within
+from hessfig.analysis.slopes.printed import WHOLE, label, window_of, within
 from hessfig.figures.parts import panels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
@@ -23,7 +22,7 @@ from hessfig.figures.parts.labels import (
     weight_words,
 )
 from hessfig.figures.parts.measured import (
-    LEVEL,
+    TOP_ROWS,
     MeasuredCurves,
     drawn_numbers,
     read_measured,
@@ -38,16 +37,10 @@ from hessfig.figures.parts.panel_sheet import (
     width_in,
 )
 from hessfig.figures.parts.rows import parts_of
-from hessfig.figures.parts.slope_words import (
-    how,
-    layer_words,
-    rows_of,
-    window_of,
-    window_words,
-)
+from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
-from hessfig.terms import PARTS, Matrix, Part
+from hessfig.terms import PARTS, Part
 
 
 def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
@@ -80,9 +73,10 @@ def write_powers(ax: Axes, measured: MeasuredCurves) -> None:
     """Write the predicted powers and their layers into the right corner that the curve leaves free."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
-    words = []
-    for exponent, layers in groups.items():
-        words.append(panels.power(exponent) + _for_layers(layers, measured))
+    words = [
+        panels.power(exponent) + _for_layers(layers, measured)
+        for exponent, layers in groups.items()
+    ]
     if words:
         at = "lower" if panels.is_rising(measured.curves) else "upper"
         panels.beside_one(ax, words, measured.axis, at=at)
@@ -143,7 +137,7 @@ _HEIGHT, _LAYER, _FEW_LAYERS = (1.35, 0.11, 2)
 
 def shown_matrices(measured: MeasuredCurves) -> list[str]:
     """Return the weights that have a row; W_V and W_Q if none was measured."""
-    return measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
+    return measured.matrices() or list(TOP_ROWS)
 
 
 _PARTS = {part.value: {"part": part} for part in PARTS}
@@ -183,10 +177,9 @@ def label_parts(
 ) -> None:
     """Label rows by their weights (and `what` of them is drawn, if not the quantity) and columns by their parts."""
     weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
+    rows = _norms(measured)
     if what:
         rows = [f"{what} of {weight}" for weight in weights]
-    else:
-        rows = _norms(measured)
     columns = [(part_title(part), symbol(part)) for part in PARTS]
     sheet.label(
         x or measured.axis.symbol,
@@ -199,8 +192,7 @@ def label_parts(
 
 def _norms(measured: MeasuredCurves) -> list[str]:
     return [
-        norm_label(matrix, quantity=measured.quantity)
-        for matrix in shown_matrices(measured)
+        norm_label(matrix, measured.quantity) for matrix in shown_matrices(measured)
     ]
 
 
@@ -246,12 +238,9 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     manifest.json for predictions.
     """
     for suffix, network in read_measured(spec, source).pages():
-        crosses = (
-            network.axis.is_sigma
-            and network.curves[X].min() < 1 < network.curves[X].max()
-        )
         note = how(network)
-        if crosses:
+        places = network.curves[X]
+        if network.axis.is_sigma and places.min() < 1 < places.max():
             note += " They average over the bend at σ = 1."
         sheet = _blocks_by(
             _PARTS,
@@ -283,37 +272,25 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max()
     )
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
-    if measured.axis.is_sigma and ax.get_xlim()[1] > 2:
-        line = 1 / ax.get_xlim()[1] + _AT_ONE
-    else:
-        line = 0.0
+    left = 0.03
+    end = ax.get_xlim()[1]
+    if measured.axis.is_sigma and end > 2:
+        left = max(left, 1 / end + _AT_ONE)
     words, aside = window_words(measured)
-    panels.corner(ax, words, "upper left", aside=aside, left=max(0.03, line))
+    panels.corner(ax, words, "upper left", aside=aside, left=left)
     write_powers(ax, measured)
 
 
 def _draw_guide(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw c * x^p, c by least squares on the linear axes."""
-    first = measured.slopes.iloc[0]
-    if first["prediction"] == Prediction.exponent:
-        exponent = first["predicted"]
-    else:
-        exponent = first["slope"]
+    exponent = panels.drawn_exponent(measured)
     if np.isnan(exponent):
         return
-    x = measured.curves[X].to_numpy()
-    panels.draw_guide(
-        ax,
-        np.linspace(x.min(), x.max(), 200),
-        exponent,
-        _constant(measured.curves, exponent),
-    )
-
-
-def _constant(curve: DataFrame, exponent: float) -> float:
-    drawn = curve[panels.positive(curve)]
+    drawn = measured.curves[panels.positive(measured.curves)]
     power = drawn[X] ** exponent
-    return float((drawn["mean"] * power).sum() / (power**2).sum())
+    constant = float((drawn["mean"] * power).sum() / (power**2).sum())
+    x = measured.curves[X].to_numpy()
+    panels.draw_guide(ax, np.linspace(x.min(), x.max(), 200), exponent, constant)
 
 
 _AT_ONE = 0.03  # of a panel: from the line at sigma = 1 to words
@@ -334,10 +311,10 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
     usual = Part.H if Part.H in parts else parts[0]
     part = Part(spec.choice("part", parts, usual))
     for suffix, network in measured.pages(by_depth=False):
-        yield draw_depths(network.of(part=part), part, suffix=suffix)
+        yield draw_depths(network.of(part=part), part, suffix)
 
 
-def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Page:
+def draw_depths(measured: MeasuredCurves, part: Part, suffix: str) -> Page:
     """Draw one panel per weight with all layers of all depths, and their slopes next to it."""
     columns = {part.value: {"part": part}}
     style = SHARED.replace(height=2.2, right=_BESIDE, down=0.3)
@@ -390,14 +367,8 @@ def _depth_words(measured: MeasuredCurves, depth: int) -> str:
     """Return the depth with the slope (or level) of its only layer, or the lowest and highest of its layers."""
     if len(measured.layers()) == 1:
         return layer_words(measured, depth)
-    if measured.printed == LEVEL:
-        telling = measured.levels
-    else:
-        telling = measured.telling_slopes()
-    low, high = (
-        f"{end:.3f}".replace("-", "−")
-        for end in telling[measured.printed].agg(["min", "max"])
-    )
+    ends = measured.telling()[measured.printed].agg(["min", "max"])
+    low, high = (f"{end:.3f}".replace("-", "−") for end in ends)
     return f"{depth}: {low} to {high}"
 
 
@@ -418,10 +389,10 @@ def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     measured = read_measured(spec, source)
     yield from growth_pages(measured)
     for suffix, network in measured.pages(by_depth=False):
-        yield draw_overview(network, suffix=f"{suffix}_overview")
+        yield draw_overview(network, f"{suffix}_overview")
 
 
-def draw_overview(measured: MeasuredCurves, *, suffix: str = "_overview") -> Page:
+def draw_overview(measured: MeasuredCurves, suffix: str) -> Page:
     """Draw one slope per curve against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
     measured = replace(measured, slopes=measured.telling_slopes())
     note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
@@ -435,10 +406,7 @@ def draw_overview(measured: MeasuredCurves, *, suffix: str = "_overview") -> Pag
 
 
 def _words(measured: MeasuredCurves) -> str:
-    windows = [
-        as_window(row.window_low, row.window_high)
-        for row in measured.slopes.itertuples()
-    ]
+    windows = map(window_of, rows_of(measured.slopes))
     axis = measured.axis.symbol
     first, *others = dict.fromkeys([measured.windows[0], *windows])
     where = label(first, axis) + "".join(
@@ -498,16 +466,10 @@ def _set_ranges(axes: list[Axes], block: MeasuredCurves) -> None:
 def _name_layers(ax: Axes, count: int, colour: str) -> None:
     if not count:
         return  # only weights without a layer
-    tones = shades(colour, count)
-    handles = [
-        Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6)
-        for tone in tones
-    ]
-    names = [str(layer) for layer in range(1, count + 1)]
+    for layer, tone in enumerate(shades(colour, count), start=1):
+        ax.plot([], [], "o", color=tone, markersize=2.6, label=str(layer))
     columns = min(count, int(width_in(ax) / _NAME))
     ax.legend(
-        handles,
-        names,
         title="Layer:",
         ncols=columns,
         loc="upper left",

@@ -118,20 +118,19 @@ def says_itself(setting: str) -> bool:
     return any(key == setting for key, _ in _SETTINGS)
 
 
-def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
-    """Return the y label of a block."""
-    return f"{block_words(row, col)} block {quantity_label(quantity)}"
+def norm_label(name: str, quantity: str) -> str:
+    """Return the y label of the diagonal block of a weight."""
+    return f"{block_words(name, name)} block {quantity_label(quantity)}"
 
 
 def block_title(
     row: str, col: str, across: str = "", *, quantity: str = FROBENIUS
 ) -> str:
     """Return the label of a block and quantity; `across` holds the two layers, 'r,c', for a pair of two layers."""
+    name = block_words(row, col) if row else "network"
     if across:
         row_layer, layer = across.split(",")
         name = f"{weight_words(row)} of layer {row_layer}, {weight_words(col)} of layer {layer}"
-    else:
-        name = block_words(row, col) if row else "network"
     return f"{name} {quantity_label(quantity)}".strip() if quantity else name
 
 
@@ -147,9 +146,7 @@ def part_words(part: str) -> str:
 
 def unit_label(quantity: str) -> str:
     """Return the y label of panels whose titles name their blocks."""
-    if quantity == FROBENIUS:
-        return r"block $\|\cdot\|_F$"
-    return plain(quantity_words(quantity))
+    return "block " * (quantity == FROBENIUS) + quantity_label(quantity)
 
 
 def quantity_label(quantity: str) -> str:
@@ -176,13 +173,14 @@ def note_words(
 ) -> str:
     """Return the note of a general sheet: page, place, repeats, marks, settings, estimator, exclusions."""
     where = f" At {place}." if place else fixed_words(table, axis)
-    dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
+    marks = _marks(table, several_points)
+    if axis.is_sigma and several_points:
+        marks += "; dotted: σ = 1"
     page = ", ".join(filter(None, names))
     if page:
-        page = f"{page[:1].upper()}{page[1:]}. "
+        marks = f"{page[:1].upper()}{page[1:]}. {marks}"
     setting = setting_words(config or {}, table, axis)
-    about = made_words(table, axis, setting, where=where)
-    return f"{page}{_marks(table, several_points)}{dotted}.{about}"
+    return f"{marks}.{made_words(table, axis, setting, where=where)}"
 
 
 def made_words(
@@ -292,11 +290,9 @@ def estimator_words(table: DataFrame) -> str:
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
     names = sorted(table["estimator"].unique())
     how = ", ".join(dict.fromkeys(_ESTIMATORS.get(name, name) for name in names))
-    span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
-    count = f", {span} probes" if probes else ""
-    return (
-        f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
-    )
+    if probes:
+        how += f", {' to '.join(map(str, sorted({probes[0], probes[-1]})))} probes"
+    return f"{_measured(table)}: {how}, {'/'.join(sorted(table['dtype'].unique()))}"
 
 
 def left_out_words(table: DataFrame) -> str:
@@ -314,9 +310,8 @@ def left_out_words(table: DataFrame) -> str:
 def _marks(table: DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == ONE_SEED:
-        if several_points:
-            return "Dots: one seed"
-        return "Dots: one seed; bars: ± the estimate's own error"
+        own_error = "; bars: ± the estimate's own error"
+        return f"Dots: {repeats}" + own_error * (not several_points)
     spread = "bars: 95% interval of the mean"
     if several_points:
         spread = interval_words(table)

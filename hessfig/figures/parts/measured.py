@@ -81,7 +81,7 @@ def read_numbers(spec: FigureSpec, source: Source) -> tuple[RecordedRun, DataFra
 
 SLOPE, LEVEL = "slope", "level"
 _FRAMES = ("table", "curves", "slopes", "levels")
-_TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
+TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 
 
 @dataclass(frozen=True)
@@ -123,22 +123,27 @@ class MeasuredCurves:
         variants = [(variant, 0) for variant in self.curves["variant"].unique()]
         networks = networks_of(self.curves) if by_depth else variants
         for variant, depth in networks:
+            page = self.of(variant=variant)
             if by_depth:
-                choice = {"variant": variant, "num_layers": depth}
-            else:
-                choice = {"variant": variant}
-            yield page_suffix(variant, depth, networks), self.of(**choice)
+                page = page.of(num_layers=depth)
+            yield page_suffix(variant, depth, networks), page
 
     def matrices(self) -> list[str]:
         """Return the weights whose diagonal blocks were measured, W_V and W_Q first as in the paper."""
         diagonal = self.curves[self.curves["row"] == self.curves["col"]]["row"]
         present = in_order(diagonal)
-        first = [name for name in _TOP_ROWS if name in present]
+        first = [name for name in TOP_ROWS if name in present]
         return first + [name for name in present if name not in first]
 
     def layers(self) -> list[int]:
         """Return the layers that were measured."""
         return sorted(int(layer) for layer in self.curves["layer"].unique())
+
+    def telling(self) -> DataFrame:
+        """Return the printed number of every curve: its slope, or its level on the first window."""
+        if self.printed == LEVEL:
+            return self.levels.drop_duplicates(CURVE)
+        return self.telling_slopes()
 
     def telling_slopes(self) -> DataFrame:
         """Return one slope per curve: on the first window, or on that of the smallest sigmas for sigma -> 0."""
@@ -155,25 +160,24 @@ class MeasuredCurves:
             rank.groupby([slopes[name] for name in CURVE], sort=False).idxmin()
         ]
 
-    def how(self, *, guides: bool = True) -> str:
+    def how(self) -> str:
         """Return the note: repeats, meaning of the marks, estimator, excluded numbers."""
-        if self._has_several_laws():
-            broken = "dashed and dotted grey: power laws"
-        else:
-            broken = "dashed: power law"
-        dashed = f"; {broken}" if guides else ""
-        dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
-        variant = ""
-        if guides and len(self.curves):
-            first = self.curves["variant"].iloc[0]
-            variant = _sentence(first) if first else ""
         mean = "geometric mean" if self.average == GEOMETRIC else "mean"
-        marks = f"{variant}Dots: {mean} over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
-        if (self.table[X] <= 0).any():
-            zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
+        marks = (
+            f"Dots: {mean} over {seeds_words(self.table)}; {interval_words(self.table)}"
+        )
+        if self._has_several_laws():
+            marks += "; dashed and dotted grey: power laws"
         else:
-            zero = ""
-        return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
+            marks += "; dashed: power law"
+        if self.axis.is_sigma:
+            marks += "; dotted: σ = 1"
+        if len(self.curves):
+            marks = _sentence(self.curves["variant"].iloc[0]) + marks
+        note = f"{marks}.{made_words(self.table, self.axis, self.setting)}"
+        if (self.table[X] <= 0).any():
+            note += f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
+        return note
 
     def _has_several_laws(self) -> bool:
         """Whether a panel has several power laws: for layers, for regimes, or for windows."""
@@ -191,7 +195,7 @@ class MeasuredCurves:
 
 def _sentence(variant: str) -> str:
     words = variant_words(variant)
-    return f"{words[:1].upper()}{words[1:]}. "
+    return f"{words[:1].upper()}{words[1:]}. " * bool(variant)
 
 
 def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
@@ -266,10 +270,6 @@ def drawn_numbers(measured: MeasuredCurves) -> DataFrame:
     ]
     if measured.printed == LEVEL:
         beside = ["level", "level_se", "window_low", "window_high"]
-    if measured.printed == LEVEL:
-        telling = measured.levels.drop_duplicates(CURVE)
-    else:
-        telling = measured.telling_slopes()
-    fitted = telling[[*CURVE, *beside]]
+    fitted = measured.telling()[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)

@@ -14,7 +14,7 @@ from pandas import DataFrame, Series
 
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
-from hessfig.analysis.slopes.printed import Window, as_window, within
+from hessfig.analysis.slopes.printed import Window, window_of, within
 from hessfig.figures.parts.colours import GUIDE, ink, lightness
 from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import BACKING, TINY, width_of
@@ -192,20 +192,19 @@ def draw_guide(
     )
 
 
-def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
-    """Draw the power law of a single curve on the first window, with the predicted or else the fitted exponent.
+def draw_fit(ax: Axes, measured: MeasuredCurves) -> None:
+    """Draw the power law of a single curve on the first window, along the whole grid."""
+    exponent = drawn_exponent(measured)
+    c = coefficient(measured.curves, exponent, window_of(measured.slopes.iloc[0]))
+    draw_guide(ax, measured.curves[X].to_numpy(), exponent, c)
 
-    The line runs along the whole grid, lowered by the factor `drop`.
-    """
+
+def drawn_exponent(measured: MeasuredCurves) -> float:
+    """Return the exponent of a single curve's guide: the predicted one, or else the fitted one."""
     first = measured.slopes.iloc[0]
     if first["prediction"] == Prediction.exponent:
-        exponent = first["predicted"]
-    else:
-        exponent = first["slope"]
-    c = drop * coefficient(
-        measured.curves, exponent, as_window(first["window_low"], first["window_high"])
-    )
-    draw_guide(ax, measured.curves[X].to_numpy(), exponent, c)
+        return float(first["predicted"])
+    return float(first["slope"])
 
 
 def coefficient(curve: DataFrame, exponent: float, window: Window) -> float:

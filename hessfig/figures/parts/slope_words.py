@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
-from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label
+from hessfig.analysis.slopes.printed import WHOLE, Window, label, window_of
 from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, windows_in_words
 from hessfig.figures.parts.panels import positive, slope_and_half, why_empty
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
@@ -84,11 +84,7 @@ def layer_words(measured: MeasuredCurves, layer: int) -> str:
     """Return the layer and its slope (or its level in the first window) in words."""
     if not positive(measured.curves).any():
         return f"{layer}: {why_empty(measured)}"
-    if measured.printed == LEVEL:
-        telling = measured.levels
-    else:
-        telling = measured.telling_slopes()
-    row = rows_of(telling)[0]
+    row = rows_of(measured.telling())[0]
     words = f"{layer}: {number_of(row, measured)}"
     if window_of(row) != measured.windows[0]:
         words += DAGGER
@@ -117,11 +113,6 @@ def in_digits(value: float, error: float) -> str:
     if shown:
         words = f"({words})·10{str(shown).translate(SUPERSCRIPTS)}"
     return words.replace("-", "−")
-
-
-def window_of(row: Any) -> Window:
-    """Return the window of a row of slopes or levels."""
-    return as_window(row.window_low, row.window_high)
 
 
 def rows_of(frame: DataFrame) -> list[Any]:
