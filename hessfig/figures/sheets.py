@@ -5,9 +5,7 @@ from pathlib import Path
 from hessfig import registry
 from hessfig.errors import UserError, did_you_mean, unknown_name
 from hessfig.figures.layouts.core_layouts import CORE_LAYOUTS
-from hessfig.figures.parts.figure_spec import FigureLayout, FigureSpec
-from hessfig.figures.parts.page import styled
-from hessfig.figures.parts.saving import save_sheets
+from hessfig.figures.parts import FigureLayout, FigureSpec, save_sheets, styled
 
 __all__ = ["LAYOUTS", "FigureLayout", "FigureSpec", "draw"]
 

@@ -9,12 +9,21 @@ from matplotlib.axes import Axes
 from pandas import DataFrame, Series, concat, read_csv
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
-from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.page import Paper, styled
-from hessfig.figures.parts.panel_sheet import APART, OWN_Y, Sheet, label_side
-from hessfig.figures.parts.panels import draw_mean
-from hessfig.figures.parts.saving import save_sheets
+from hessfig.figures.parts import (
+    APART,
+    GUIDE,
+    OWN_Y,
+    TINY,
+    Paper,
+    Sheet,
+    draw_mean,
+    label_side,
+    matrix_colour,
+    save_sheets,
+    shades,
+    styled,
+    tone,
+)
 from hessfig.terms import Matrix
 
 

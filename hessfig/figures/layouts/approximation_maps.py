@@ -10,21 +10,28 @@ from pandas import DataFrame, concat
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.manifest import RecordedRun
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
-from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides, reach
-from hessfig.figures.parts.rows import (
+from hessfig.figures.parts import (
+    OWN_Y,
+    TINY,
+    FigureSpec,
     Network,
+    Page,
+    Sheet,
+    Source,
     as_written,
     at_one_place,
     by_part,
+    colour_bar,
+    draw_matrix,
     in_order,
+    labels,
+    name_sides,
     networks_of,
+    page_suffix,
+    reach,
     where,
+    width_in,
 )
-from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 # Inches: height of a block, and the width of a cell from which on its number is

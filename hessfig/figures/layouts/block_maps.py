@@ -10,27 +10,32 @@ from matplotlib.lines import Line2D
 from pandas import DataFrame, concat
 
 from hessfig.analysis.curves import growth_curves
-from hessfig.figures.parts import labels, panels
-from hessfig.figures.parts.colours import part_colour
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.measured import (
+from hessfig.figures.parts import (
+    ONE_SCALE,
+    FigureSpec,
     MeasuredCurves,
-    drawn_numbers,
-    read_measured,
-    read_numbers,
-)
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say, width_in
-from hessfig.figures.parts.rows import (
+    Page,
+    Sheet,
+    Source,
     as_written,
     at_one_place,
     by_network,
+    drawn_numbers,
+    fitting,
     in_order,
+    labels,
     networks_of,
+    panels,
+    part_colour,
     parts_of,
+    read_measured,
+    read_numbers,
+    say,
+    slope_words,
     where,
+    width_in,
+    width_of,
 )
-from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 

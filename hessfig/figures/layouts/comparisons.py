@@ -13,41 +13,43 @@ from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, window_of
-from hessfig.figures.parts import labels, panels
-from hessfig.figures.parts.encoding import (
-    WEIGHT,
-    Encoding,
-    ordered,
-    seen,
-    unseen,
-    values_of,
-)
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import TINY, fitting, width_of
-from hessfig.figures.parts.measured import fits_of
-from hessfig.figures.parts.panel_sheet import (
+from hessfig.figures.parts import (
+    BLOCK_KEY,
     OWN_Y,
     SHARED,
+    TINY,
+    WEIGHT,
+    BlockKey,
+    Encoding,
+    FigureSpec,
     Page,
     Sheet,
-    in_sheets,
-    label_side,
-    say,
-)
-from hessfig.figures.parts.rows import (
-    BLOCK_KEY,
-    BlockKey,
+    Source,
     as_written,
     at_one_place,
     blocks_in_order,
+    file_words,
+    fits_of,
+    fitting,
+    in_sheets,
+    label_side,
+    labels,
     networks_of,
     numbers_behind,
+    ordered,
+    page_suffix,
+    panels,
+    say,
+    seen,
+    set_x_scale,
+    set_y_scale,
+    slope_words,
+    unseen,
+    values_of,
     where,
+    width_of,
     with_pairs,
 )
-from hessfig.figures.parts.saving import file_words, page_suffix
-from hessfig.figures.parts.slope_words import slope_words
-from hessfig.figures.parts.ticks import set_x_scale, set_y_scale
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE, FROBENIUS
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from hessfig.figures.parts.figure_spec import STEPS, FigureLayout, FigureSpec, Requires
+from hessfig.figures.parts import STEPS, FigureLayout, FigureSpec, Requires
 
 
 def _chosen_approximations(spec: FigureSpec) -> Collection[str]:

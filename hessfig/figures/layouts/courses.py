@@ -12,34 +12,36 @@ from pandas import DataFrame, Series, concat
 from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.training_runs import of_whole
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import (
+from hessfig.figures.parts import (
     APART,
+    GUIDE,
     SHARED,
+    FigureSpec,
     Page,
     Sheet,
-    in_rows,
-    label_side,
-    say,
-)
-from hessfig.figures.parts.panels import (
+    Source,
+    between_decades,
+    by_network,
     colour_bar,
+    counted,
     draw_matrix,
     draw_means,
+    file_words,
+    in_rows,
+    label_side,
+    labels,
+    matrix_colour,
     name_ends,
     name_sides,
+    part_colour,
+    say,
     seed_means,
-)
-from hessfig.figures.parts.rows import by_network, counted, where
-from hessfig.figures.parts.saving import file_words
-from hessfig.figures.parts.ticks import (
-    between_decades,
     set_decades,
     set_x_scale,
     set_y_scale,
+    tone,
+    wanted_quantities,
+    where,
 )
 from hessfig.terms import Part, name_order
 

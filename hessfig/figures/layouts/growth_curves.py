@@ -10,34 +10,36 @@ from pandas import DataFrame
 
 from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.printed import WHOLE, label, window_of, within
-from hessfig.figures.parts import panels
-from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import (
-    norm_label,
-    part_title,
-    seeds_words,
-    symbol,
-    unit_label,
-    weight_words,
-)
-from hessfig.figures.parts.measured import (
-    TOP_ROWS,
-    MeasuredCurves,
-    drawn_numbers,
-    read_measured,
-)
-from hessfig.figures.parts.panel_sheet import (
+from hessfig.figures.parts import (
+    GUIDE,
     OWN_Y,
     SHARED,
+    TOP_ROWS,
+    FigureSpec,
+    MeasuredCurves,
     Page,
     Sheet,
     SheetStyle,
+    Source,
+    drawn_numbers,
+    how,
+    layer_words,
+    matrix_colour,
+    norm_label,
+    panels,
+    part_title,
+    parts_of,
+    read_measured,
+    rows_of,
     say,
+    seeds_words,
+    shades,
+    symbol,
+    unit_label,
+    weight_words,
     width_in,
+    window_words,
 )
-from hessfig.figures.parts.rows import parts_of
-from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 from hessfig.terms import PARTS, Part

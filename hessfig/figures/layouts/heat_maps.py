@@ -12,23 +12,30 @@ from pandas import DataFrame, Series
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import TINY, width_of
-from hessfig.figures.parts.lettering import points as points_of
-from hessfig.figures.parts.measured import read_numbers
-from hessfig.figures.parts.page import Paper
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, width_in
-from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.rows import (
+from hessfig.figures.parts import (
+    ONE_SCALE,
+    TINY,
+    FigureSpec,
+    Page,
+    Paper,
+    Sheet,
+    Source,
     as_written,
     at_one_place,
     by_network,
+    colour_bar,
+    draw_matrix,
+    file_words,
     in_order,
+    labels,
+    name_sides,
     parts_of,
+    read_numbers,
     where,
+    width_in,
+    width_of,
 )
-from hessfig.figures.parts.saving import file_words
+from hessfig.figures.parts import points as points_of
 
 # Inches: height of a layer, width of a letter of a name, and of its column.
 _ROW, _LETTER, _NAME = (0.13, 0.042, 0.1)

@@ -19,26 +19,27 @@ from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hes
 from hessfig.analysis.axis import SIGMA
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
-from hessfig.figures.parts.colours import matrix_colour
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import (
-    block_words,
-    setting_words,
-    variant_words,
-    weight_words,
-)
-from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import (
+from hessfig.figures.parts import (
     APART,
     ONE_SCALE,
+    TINY,
+    FigureSpec,
     Page,
     Sheet,
+    Source,
+    block_words,
+    colour_bar,
+    draw_matrix,
     label_side,
+    matrix_colour,
+    page_suffix,
+    set_decades,
+    setting_words,
+    variant_names,
+    variant_words,
+    weight_words,
     width_in,
 )
-from hessfig.figures.parts.panels import colour_bar, draw_matrix
-from hessfig.figures.parts.saving import page_suffix, variant_names
-from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)

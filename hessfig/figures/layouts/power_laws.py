@@ -23,39 +23,36 @@ from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import (
+from hessfig.figures.parts import (
     GUIDE,
-    matrix_colour,
-    matrix_mark,
-    part_colour,
-    shades,
-)
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.measured import fits_of
-from hessfig.figures.parts.panel_sheet import (
     OWN_Y,
+    TINY,
+    FigureSpec,
     Page,
     Sheet,
-    height_in,
-    in_sheets,
-    say,
-)
-from hessfig.figures.parts.panels import (
-    draw_curve,
-    positive,
-    slope_and_half,
-    why_no_line,
-)
-from hessfig.figures.parts.rows import (
+    Source,
     as_written,
+    between_decades,
     counted,
     different,
+    draw_curve,
+    fits_of,
+    height_in,
+    in_sheets,
+    labels,
+    matrix_colour,
+    matrix_mark,
     numbers_behind,
+    part_colour,
+    positive,
+    say,
+    set_decades,
+    set_x_scale,
+    shades,
+    slope_and_half,
     where,
+    why_no_line,
 )
-from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale
 from hessfig.record import CURVE, FROBENIUS, NUMBER
 from hessfig.terms import Group, name_order
 

@@ -13,34 +13,37 @@ from hessfig.analysis.intervals import geometric_interval, student_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
-from hessfig.figures.parts import labels, panels
-from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.measured import (
-    MeasuredCurves,
-    read_measured,
-    windows_in_words,
-)
-from hessfig.figures.parts.panel_sheet import (
+from hessfig.figures.parts import (
     APART,
+    BLOCK_KEY,
+    GUIDE,
     ONE_SCALE,
+    BlockKey,
+    FigureSpec,
+    MeasuredCurves,
     Page,
     Sheet,
-    label_side,
-    say,
-    width_in,
-)
-from hessfig.figures.parts.rows import (
-    BLOCK_KEY,
-    BlockKey,
+    Source,
     as_written,
     blocks_in_order,
+    fitting,
+    label_side,
+    labels,
+    matrix_colour,
+    panels,
+    read_measured,
+    rows_of,
+    say,
+    set_decades,
+    shades,
+    tone,
     where,
+    width_in,
+    width_of,
+    window_of,
+    windows_in_words,
     with_pairs,
 )
-from hessfig.figures.parts.slope_words import rows_of, window_of
-from hessfig.figures.parts.ticks import set_decades
 from hessfig.predictions.growth_rates import Prediction, growth_rate
 from hessfig.studies.components import per_seed
 from hessfig.terms import Block, Matrix, Part

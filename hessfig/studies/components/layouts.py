@@ -1,6 +1,6 @@
 """The layouts of this study: exponents by component, and centred softmax before and after training."""
 
-from hessfig.figures.parts.figure_spec import STEPS, FigureLayout
+from hessfig.figures.parts import STEPS, FigureLayout
 
 _CHARTS = "hessfig.studies.components.component_charts"
 LAYOUTS = {

@@ -14,21 +14,26 @@ from pandas import DataFrame, Series, concat
 from hessfig.analysis.arrays import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.analysis.axis import SIGMA, settings_of, with_settings, without
 from hessfig.analysis.manifest import RecordedRun
-from hessfig.figures.parts.colours import GUIDE, TONES
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import plain, setting_words, variant_words
-from hessfig.figures.parts.panel_sheet import (
+from hessfig.figures.parts import (
     APART,
+    GUIDE,
     OWN_Y,
     SHARED,
+    TONES,
+    FigureSpec,
+    Network,
     Page,
     Sheet,
+    Source,
+    file_words,
     in_rows,
+    plain,
     say,
+    set_decades,
+    setting_words,
+    variant_words,
+    where,
 )
-from hessfig.figures.parts.rows import Network, where
-from hessfig.figures.parts.saving import file_words
-from hessfig.figures.parts.ticks import set_decades
 
 RATE = "directions.rate"
 _TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"

@@ -1,6 +1,6 @@
 """The layouts of this study: slices, critical points, and gradient descent."""
 
-from hessfig.figures.parts.figure_spec import FigureLayout, Requires
+from hessfig.figures.parts import FigureLayout, Requires
 
 _CHARTS = "hessfig.studies.directions.direction_charts"
 _POINTS = Requires("critical_points", ("critical_index",))

@@ -12,15 +12,27 @@ from hessfig.analysis.axis import Axis, X, along, check_places, with_settings, w
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, label
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import GUIDE
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.measured import fits_of
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say
-from hessfig.figures.parts.panels import corner, draw_curve, in_tens, slope_and_half
-from hessfig.figures.parts.rows import as_written, counted, different, where
-from hessfig.figures.parts.saving import page_suffix
-from hessfig.figures.parts.ticks import set_decades
+from hessfig.figures.parts import (
+    GUIDE,
+    ONE_SCALE,
+    FigureSpec,
+    Page,
+    Sheet,
+    Source,
+    as_written,
+    corner,
+    counted,
+    different,
+    draw_curve,
+    fits_of,
+    in_tens,
+    labels,
+    page_suffix,
+    say,
+    set_decades,
+    slope_and_half,
+    where,
+)
 
 DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
 _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"

@@ -1,6 +1,6 @@
 """The layout of this study: losses of k + 1 and k samples."""
 
-from hessfig.figures.parts.figure_spec import FigureLayout, Requires
+from hessfig.figures.parts import FigureLayout, Requires
 
 _DIFFERENCES = (
     Requires("landscape_difference"),

@@ -1,6 +1,6 @@
 """The layouts of this study: shares of the functional part, at the outputs and at the attention scores."""
 
-from hessfig.figures.parts.figure_spec import FigureLayout
+from hessfig.figures.parts import FigureLayout
 
 _SHARES = "hessfig.studies.paper_claims.part_shares"
 LAYOUTS = {

@@ -12,19 +12,28 @@ from pandas import DataFrame, concat
 from hessfig.analysis.axis import Axis, X, as_numbers, varied_setting
 from hessfig.analysis.curves import functional_shares, score_shares
 from hessfig.errors import UserError
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import matrix_colour, shades
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.measured import (
+from hessfig.figures.parts import (
+    ONE_SCALE,
+    FigureSpec,
     MeasuredCurves,
+    Page,
+    Sheet,
+    Source,
+    as_written,
+    different,
     drawn_numbers,
+    label_side,
+    labels,
+    matrix_colour,
+    name_ends,
+    reach,
     read_measured,
     read_numbers,
+    say,
+    set_x_scale,
+    shades,
+    where,
 )
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, label_side, say
-from hessfig.figures.parts.panels import name_ends, reach
-from hessfig.figures.parts.rows import as_written, different, where
-from hessfig.figures.parts.ticks import set_x_scale
 from hessfig.record import FROBENIUS, LEFT_OUT, NETWORK, Status
 from hessfig.terms import AT_SCORES, Part
 

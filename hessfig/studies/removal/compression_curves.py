@@ -13,24 +13,35 @@ from hessfig.analysis.axis import along
 from hessfig.analysis.intervals import fisher_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.errors import unknown_name
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import GUIDE, tone
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import are_few
-from hessfig.figures.parts.lettering import TINY, fitting, points, width_of
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, width_in
-from hessfig.figures.parts.panels import draw_interval, seed_means
-from hessfig.figures.parts.rows import (
+from hessfig.figures.parts import (
+    APART,
+    GUIDE,
+    TINY,
+    FigureSpec,
+    Page,
+    Sheet,
+    Source,
+    are_few,
     as_written,
     at_one_place,
     by_network,
     counted,
+    draw_interval,
+    fitting,
     in_order,
+    in_rows,
+    labels,
     networks_of,
+    panel_names,
+    points,
+    seed_means,
+    set_decades,
+    set_y_scale,
+    tone,
     where,
+    width_in,
+    width_of,
 )
-from hessfig.figures.parts.saving import panel_names
-from hessfig.figures.parts.ticks import set_decades, set_y_scale
 from hessfig.studies.removal.row_names import (
     OF_PRUNING,
     OF_QUANTISATION,

@@ -6,9 +6,7 @@ from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from hessfig.analysis.intervals import fisher_interval, student_interval
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet
-from hessfig.figures.parts.rows import counted, where
+from hessfig.figures.parts import APART, FigureSpec, Page, Sheet, Source, counted, where
 from hessfig.studies.removal.row_names import INFLUENCES
 from hessfig.terms import Approximation
 

@@ -1,6 +1,6 @@
 """The layouts of this study: pruning, quantisation and influence."""
 
-from hessfig.figures.parts.figure_spec import STEPS, FigureLayout, Requires
+from hessfig.figures.parts import STEPS, FigureLayout, Requires
 from hessfig.studies.removal.row_names import OF_INFLUENCE, OF_PRUNING, OF_QUANTISATION
 
 _HERE = "hessfig.studies.removal"

@@ -21,11 +21,19 @@ from hessfig.analysis.stored_spectra import (
     read_spectra,
 )
 from hessfig.errors import UserError
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import symbol, variant_words
-from hessfig.figures.parts.lettering import SMALL
-from hessfig.figures.parts.panel_sheet import SHARED, Page, Sheet
-from hessfig.figures.parts.rows import Network, different, where
+from hessfig.figures.parts import (
+    SHARED,
+    SMALL,
+    FigureSpec,
+    Network,
+    Page,
+    Sheet,
+    Source,
+    different,
+    symbol,
+    variant_words,
+    where,
+)
 from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]

@@ -15,12 +15,22 @@ from matplotlib.transforms import Bbox
 from pandas import DataFrame, concat
 
 from hessfig.analysis.intervals import Interval, student_interval
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, width_in
-from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.rows import Network, where
-from hessfig.figures.parts.saving import panel_names
+from hessfig.figures.parts import (
+    APART,
+    FigureSpec,
+    Network,
+    Page,
+    Sheet,
+    Source,
+    colour_bar,
+    draw_matrix,
+    in_rows,
+    labels,
+    name_sides,
+    panel_names,
+    where,
+    width_in,
+)
 from hessfig.record import NETWORK
 from hessfig.studies.spectra.collected_spectra import (
     Collected,

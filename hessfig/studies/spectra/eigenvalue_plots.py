@@ -11,20 +11,29 @@ from pandas import DataFrame, concat
 
 from hessfig.analysis.intervals import band
 from hessfig.analysis.stored_spectra import Density, Spectrum
-from hessfig.figures.parts.colours import matrix_colour, part_colour
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import (
+from hessfig.figures.parts import (
+    APART,
+    FigureSpec,
+    Network,
+    Page,
+    Sheet,
+    Source,
     are_few,
+    draw_mean,
+    draw_seed,
+    in_sheets,
+    matrix_colour,
+    name_ends,
+    panel_names,
+    part_colour,
+    say,
+    set_decades,
     spread_words,
     symbol,
     variant_words,
     weight_words,
+    where,
 )
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_sheets, say
-from hessfig.figures.parts.panels import draw_mean, draw_seed, name_ends
-from hessfig.figures.parts.rows import Network, where
-from hessfig.figures.parts.saving import panel_names
-from hessfig.figures.parts.ticks import set_decades
 from hessfig.studies.spectra.collected_spectra import (
     BlockName,
     Collected,

@@ -1,6 +1,6 @@
 """The layouts of this study: spectra, distances between them, sinks, and extreme eigenvalues against scales."""
 
-from hessfig.figures.parts.figure_spec import FigureLayout
+from hessfig.figures.parts import FigureLayout
 
 _HERE = "hessfig.studies.spectra"
 LAYOUTS = {

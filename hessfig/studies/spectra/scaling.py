@@ -19,39 +19,40 @@ from hessfig.analysis.axis import (
 )
 from hessfig.analysis.curves import of_quantity
 from hessfig.errors import UserError
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import matrix_colour, shades, tone
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import (
+from hessfig.figures.parts import (
     BY_COLUMN,
     OWN_Y,
+    FigureSpec,
+    Network,
     Page,
     Sheet,
-    say,
-    width_in,
-)
-from hessfig.figures.parts.panels import (
-    draw_interval,
-    draw_means,
-    draw_seed,
-    mark_one,
-    name_ends,
-    seed_means,
-)
-from hessfig.figures.parts.rows import (
-    Network,
+    Source,
     as_written,
     by_part,
     counted,
     different,
+    draw_interval,
+    draw_means,
+    draw_seed,
+    fitting,
+    labels,
+    mark_one,
+    matrix_colour,
+    name_ends,
     networks_of,
     of_network,
+    panel_names,
+    say,
+    seed_means,
+    set_decades,
+    set_x_scale,
+    shades,
+    tone,
+    wanted_quantities,
     where,
+    width_in,
+    width_of,
 )
-from hessfig.figures.parts.saving import panel_names
-from hessfig.figures.parts.ticks import set_decades, set_x_scale
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
 

@@ -15,14 +15,24 @@ from hessfig.analysis.training_runs import (
 )
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, scale, variant_titles
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import GUIDE, part_colour, tone
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import BY_COLUMN, Page, Sheet, say
-from hessfig.figures.parts.panels import draw_means
-from hessfig.figures.parts.rows import counted, parts_of, where
-from hessfig.figures.parts.saving import variant_names
+from hessfig.figures.parts import (
+    BY_COLUMN,
+    GUIDE,
+    TINY,
+    FigureSpec,
+    Page,
+    Sheet,
+    Source,
+    counted,
+    draw_means,
+    labels,
+    part_colour,
+    parts_of,
+    say,
+    tone,
+    variant_names,
+    where,
+)
 
 _OVER = ("W_V", "W_Q")
 _PLACE = ("variant", "layer", "part", "step")

@@ -1,6 +1,6 @@
 """The layouts of this study: races of rules, thresholds of stability, surviving heterogeneity."""
 
-from hessfig.figures.parts.figure_spec import STEPS, FigureLayout
+from hessfig.figures.parts import STEPS, FigureLayout
 
 _HERE = "hessfig.studies.training"
 LAYOUTS = {

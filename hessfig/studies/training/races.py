@@ -12,14 +12,25 @@ from pandas import DataFrame, concat
 from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.training_runs import Race, against_plain, race
 from hessfig.figures.layouts.courses import how
-from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import GUIDE, TONES, tone
-from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import TINY, width_of
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, label_side, width_in
-from hessfig.figures.parts.panels import draw_interval, seed_means
-from hessfig.figures.parts.rows import where
-from hessfig.figures.parts.ticks import set_decades
+from hessfig.figures.parts import (
+    APART,
+    GUIDE,
+    TINY,
+    TONES,
+    FigureSpec,
+    Page,
+    Sheet,
+    Source,
+    draw_interval,
+    label_side,
+    labels,
+    seed_means,
+    set_decades,
+    tone,
+    where,
+    width_in,
+    width_of,
+)
 from hessfig.terms import Optimiser
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
