@@ -22,6 +22,7 @@ from hessfig.figures.parts import (
     at_one_place,
     by_part,
     colour_bar,
+    different,
     draw_matrix,
     in_order,
     labels,
@@ -58,7 +59,13 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     `number`: error, scale_error or angle; `at`: one place on the axis).
     """
     run, number = source.run, number_of(spec)
-    points = _points(run, number)
+    measured = set(run.table["quantity"])
+    curves = []
+    for quantity, name in rows_of(number).items():
+        if quantity in measured:
+            points = growth_curves(run.table, axis=run.axis, quantity=quantity)
+            curves.append(points.assign(approximation=name.value))
+    points = concat(curves, ignore_index=True)
     places = _places(spec, points, run)
     shown = concat([here.assign(place=words) for here, words in places])
     named = run.table["quantity"].isin(rows_of(number))
@@ -84,17 +91,6 @@ def number_of(spec: FigureSpec) -> str:
 def rows_of(number: str) -> dict[str, Approximation]:
     """Return the approximations by the quantity that holds this number."""
     return {f"{name}_{number}": name for name in Approximation}
-
-
-def _points(run: RecordedRun, number: str) -> DataFrame:
-    """Return the means over seeds of one number for every approximation in the table."""
-    measured = set(run.table["quantity"])
-    curves = []
-    for quantity, name in rows_of(number).items():
-        if quantity in measured:
-            points = growth_curves(run.table, axis=run.axis, quantity=quantity)
-            curves.append(points.assign(approximation=name.value))
-    return concat(curves, ignore_index=True)
 
 
 def _places(
@@ -164,12 +160,9 @@ def _of(points: DataFrame, network: Network, place: str) -> DataFrame:
 
 def _blocks(points: DataFrame) -> list[tuple[int, str]]:
     """Return (layer, weight) of every row: layer by layer, weights in their order."""
-    rows = points[["layer", "row"]].drop_duplicates()
-    order = in_order(rows["row"])
-    return sorted(
-        rows.itertuples(index=False, name=None),
-        key=lambda key: (key[0], order.index(key[1])),
-    )
+    order = in_order(points["row"])
+    blocks = different(points, "layer", "row")
+    return sorted(blocks, key=lambda key: (key[0], order.index(key[1])))
 
 
 def _square(

@@ -1,7 +1,6 @@
 """Figures of quantities along trainings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -52,10 +51,11 @@ _FEW = 3  # largest number of quantities of which a note names the estimators
 def scale(ax: Axes, rows: Sequence[DataFrame], steps: Series | None = None) -> None:
     """Set both scales of a panel so that they fit all of its rows; `steps` are those of panels that share an axis."""
     every = concat([frame[[STEP, "value"]] for frame in rows])
-    if len(every):
-        set_x_scale(ax, every[STEP] if steps is None else steps)
-        if not set_y_scale(ax, every["value"]):
-            ax.ticklabel_format(axis="y", scilimits=(-3, 5))
+    if every.empty:
+        return
+    set_x_scale(ax, every[STEP] if steps is None else steps)
+    if not set_y_scale(ax, every["value"]):
+        ax.ticklabel_format(axis="y", scilimits=(-3, 5))
 
 
 def how(table: DataFrame, words: str, spread: str = "") -> str:
@@ -65,12 +65,11 @@ def how(table: DataFrame, words: str, spread: str = "") -> str:
     number has which.
     """
     table = along(table, Axis(STEP))
-    means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
+    spread = spread or labels.spread_words(table["seed"].nunique())
+    means = f"{words} Mean over {labels.seeds_words(table)}, {spread}."
     if table["quantity"].nunique() <= _FEW:
-        methods = f" {labels.estimator_words(table)}."
-    else:
-        methods = ""
-    return f"{words} {means}{methods}{labels.left_out_words(table)}".strip()
+        means += f" {labels.estimator_words(table)}."
+    return f"{means}{labels.left_out_words(table)}".strip()
 
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
@@ -145,43 +144,43 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
     norms, noise and the spread of attention. Requires: the sweep's table.csv along
     `state.step`.
     """
-    for suffix, _, rows in by_network(source.table):
-        yield _draw_course(rows, spec, suffix)
-
-
-def _draw_course(table: DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    every = []
-    for title, lines in _PANELS.items():
-        found = _found(counted(table), lines)
-        if found:
-            every.append((title, found))
-    panels, others = every[:_MOST], every[_MOST:]
-    style = SHARED.replace(
-        share_y=False, height=1.1, right=_NAMES + 0.05, across=_NAMES + 0.5, down=0.3
-    )
-    columns = min(_COLUMNS, style.columns(spec.paper))
-    names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    note = how(
-        table,
-        "",
-        f"geometric on logarithmic axes; {labels.spread_words(table['seed'].nunique())}",
-    )
-    sheet = Sheet.grid(
-        spec.paper, in_rows(names, columns), note, style.replace(most=columns)
-    )
-    steps = counted(table)[STEP].dropna()
-    drawn = [DataFrame()]
-    if panels:
-        for row, column, ax in sheet:
-            drawn.append(_draw_panel(ax, *panels[row * columns + column], steps))
-    else:
-        sheet.first.set_axis_off()
-        say(sheet.first, "(nothing of the whole network)")
-    for title, filled in others:
-        for quantity, name, rows in filled:
-            drawn.append(_means(rows, title, quantity, name))
-    sheet.label_below("step")
-    return sheet.page(suffix, concat(drawn, ignore_index=True))
+    for suffix, _, table in by_network(source.table):
+        every = []
+        for title, lines in _PANELS.items():
+            found = _found(counted(table), lines)
+            if found:
+                every.append((title, found))
+        panels, others = every[:_MOST], every[_MOST:]
+        style = SHARED.replace(
+            share_y=False,
+            height=1.1,
+            right=_NAMES + 0.05,
+            across=_NAMES + 0.5,
+            down=0.3,
+        )
+        columns = min(_COLUMNS, style.columns(spec.paper))
+        names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
+        note = how(
+            table,
+            "",
+            f"geometric on logarithmic axes; {labels.spread_words(table['seed'].nunique())}",
+        )
+        sheet = Sheet.grid(
+            spec.paper, in_rows(names, columns), note, style.replace(most=columns)
+        )
+        steps = counted(table)[STEP].dropna()
+        drawn = []
+        if panels:
+            for row, column, ax in sheet:
+                drawn.append(_draw_panel(ax, *panels[row * columns + column], steps))
+        else:
+            sheet.first.set_axis_off()
+            say(sheet.first, "(nothing of the whole network)")
+        for title, filled in others:
+            for quantity, name, rows in filled:
+                drawn.append(_means(rows, title, quantity, name))
+        sheet.label_below("step")
+        yield sheet.page(suffix, *drawn)
 
 
 def _means(rows: DataFrame, title: str, quantity: str, name: str) -> DataFrame:
@@ -223,10 +222,10 @@ def _draw_panel(
     for rank, (quantity, name, rows) in enumerate(lines):
         style = {"linestyle": "--" if name.startswith(_NEGATIVE) else "-"}
         if quantity == "stability_threshold":
-            colour = GUIDE
-            style = {"linestyle": "--", "marker": ""}
+            colour, style = GUIDE, {"linestyle": "--", "marker": ""}
         else:
-            colour = _colour(name, rank)
+            part = name.rpartition(" ")[2]
+            colour = part_colour(part) if part in list(Part) else tone(rank)
         means = draw_means(ax, rows, STEP, colour=colour, **style)
         means_of.append(means.assign(panel=title, quantity=quantity, line=name))
         for y in means["mean"].dropna().tail(1):
@@ -240,17 +239,11 @@ def _draw_panel(
     label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
         limits = ax.get_ylim()
-        inside = []
-        for y, words, colour in ends:
-            inside.append((float(np.clip(y, *limits)), words, colour))
+        inside = [
+            (float(np.clip(y, *limits)), words, colour) for y, words, colour in ends
+        ]
         name_ends(ax, inside)
     return concat(means_of)
-
-
-def _colour(name: str, rank: int) -> str:
-    """Return the colour of a line: its part's, if its name ends with one."""
-    part = name.rpartition(" ")[2]
-    return part_colour(part) if part in list(Part) else tone(rank)
 
 
 def _keep_in_sight(ax: Axes, rows: DataFrame) -> None:
@@ -336,13 +329,11 @@ def _draw_flow(
             ax.set_title(
                 f"{labels.plain(labels.quantity_words(wanted[row]))} at step {rows['step'].max():g}"
             )
-    frames = [
-        frame.drop(columns="colour").assign(quantity=name)
-        for frame, name in zip(points, wanted, strict=True)
-    ]
-    shown = [frame for frame in frames if len(frame)]
-    numbers = concat([DataFrame(), *shown], ignore_index=True)
-    return sheet.page(suffix, numbers)
+    shown = []
+    for name, frame in zip(wanted, points, strict=True):
+        if len(frame):
+            shown.append(frame.drop(columns="colour").assign(quantity=name))
+    return sheet.page(suffix, *shown)
 
 
 def _widen(heat: Axes, dots: Axes | None) -> None:
@@ -373,30 +364,21 @@ def _points(table: DataFrame, name: str) -> DataFrame:
         rows = rows.sort_values("row", key=lambda names: names.map(rank), kind="stable")
     rows = rows[rows["value"] > 0].sort_values("layer", kind="stable")
     means = []
-    for (place, step), group in rows.groupby(["place", "step"], sort=False):
-        interval = student_interval(np.log10(group["value"]))
-        means.append(
-            (
-                place,
-                group["colour"].iloc[0],
-                step,
-                interval.mean,
-                interval.low,
-                interval.high,
-                interval.count,
-            )
-        )
-    return DataFrame(
-        means, columns=["place", "colour", "step", "log10", "low", "high", "count"]
-    )
+    keys = ["place", "colour", "step"]
+    for key, group in rows.groupby(keys, sort=False):
+        found = student_interval(np.log10(group["value"])).found
+        means.append((*key, *found.values()))
+    return DataFrame(means, columns=[*keys, "log10", "low", "high", "count"])
 
 
 def _decades(low: float, high: float) -> dict[float, str]:
     """Return ticks and labels of a scale of logarithms: whole decades, or both ends if fewer than two decades fit."""
-    whole = {}
-    for tick in MaxNLocator(4, integer=True).tick_values(low, high):
-        if low <= tick <= high and tick == round(tick):
-            whole[tick] = f"$10^{{{tick:.0f}}}$"
+    ticks = MaxNLocator(4, integer=True).tick_values(low, high)
+    whole = {
+        tick: f"$10^{{{tick:.0f}}}$"
+        for tick in ticks
+        if low <= tick <= high and tick == round(tick)
+    }
     if len(whole) > 1:
         return whole
     return {low: f"{10**low:.2g}", high: f"{10**high:.2g}"}
@@ -408,8 +390,10 @@ def _heat(ax: Axes, points: DataFrame, name: str, *, named: bool) -> None:
         points["place"].unique()
     ]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
-    style: dict[str, Any] = {"missing": "white", "interpolation": "nearest"}
-    image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
+    scale = Normalize(low, high)
+    image = draw_matrix(
+        ax, wide.to_numpy(), scale, missing="white", interpolation="nearest"
+    )
     ticks = _decades(low, high)
     colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
     name_sides(ax, rows=list(wide.index))
@@ -458,47 +442,47 @@ def attention_mass(spec: FigureSpec, source: Source) -> Iterator[Page]:
     over seeds; bands are 95 % intervals. Requires: the sweep's table.csv with
     `sink_mass` along `state.step`.
     """
-    for suffix, _, rows in by_network(counted(source.table)):
-        yield _draw_mass(rows, spec, suffix)
-
-
-def _draw_mass(table: DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
-    length = int(key["index"].max())
-    uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
-    note = how(
-        sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}."
-    )
-    style = APART.replace(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
-    sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
-    last = sink["step"].max()
-    by_layer = where(sink, step=last).groupby(["layer", "index"], as_index=False)
-    maps = by_layer["value"].mean()
-    curves = []
-    for _, column, ax in sheet:
-        if column == 0:
-            _mass_map(ax, maps, last)
-            continue
-        if column == 1:
-            rows, place, panel = sink, STEP, "steps"
-            title, below = "mean over heads", "step"
-        else:
-            rows, place, panel = where(key, step=last), "index", "keys"
-            title, below = "relative to uniform attention", "position of the key"
-        set_x_scale(ax, rows[place].astype(float))
-        for layer, of_layer in rows.groupby("layer"):
-            heads = of_layer.groupby(["seed", place], as_index=False)["value"].mean()
-            means = draw_means(
-                ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}"
-            )
-            named = means.rename(columns={place: "place"})
-            curves.append(named.assign(layer=layer, panel=panel))
-        ax.set_title(title)
-        ax.set_xlabel(below)
-        ax.legend(loc="best")
-    return sheet.page(
-        suffix, concat([maps.assign(panel="first_key"), *curves], ignore_index=True)
-    )
+    for suffix, _, table in by_network(counted(source.table)):
+        sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
+        length = int(key["index"].max())
+        uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
+        note = how(
+            sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}."
+        )
+        style = APART.replace(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
+        sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
+        last = sink["step"].max()
+        by_layer = where(sink, step=last).groupby(["layer", "index"], as_index=False)
+        maps = by_layer["value"].mean()
+        curves = []
+        for _, column, ax in sheet:
+            if column == 0:
+                _mass_map(ax, maps, last)
+                continue
+            if column == 1:
+                rows, place, panel = sink, STEP, "steps"
+                title, below = "mean over heads", "step"
+            else:
+                rows, place, panel = where(key, step=last), "index", "keys"
+                title, below = "relative to uniform attention", "position of the key"
+            set_x_scale(ax, rows[place].astype(float))
+            for layer, of_layer in rows.groupby("layer"):
+                heads = of_layer.groupby(["seed", place], as_index=False)[
+                    "value"
+                ].mean()
+                means = draw_means(
+                    ax,
+                    heads,
+                    place,
+                    colour=tone(int(layer) - 1),
+                    label=f"layer {layer}",
+                )
+                named = means.rename(columns={place: "place"})
+                curves.append(named.assign(layer=layer, panel=panel))
+            ax.set_title(title)
+            ax.set_xlabel(below)
+            ax.legend(loc="best")
+        yield sheet.page(suffix, maps.assign(panel="first_key"), *curves)
 
 
 def _mass_map(ax: Axes, maps: DataFrame, step: float) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from hessfig.analysis.axis import X
@@ -468,10 +469,15 @@ def _set_ranges(axes: list[Axes], block: MeasuredCurves) -> None:
 def _name_layers(ax: Axes, count: int, colour: str) -> None:
     if not count:
         return  # only weights without a layer
-    for layer, tone in enumerate(shades(colour, count), start=1):
-        ax.plot([], [], "o", color=tone, markersize=2.6, label=str(layer))
+    handles = [
+        Line2D(
+            [], [], marker="o", linestyle="", color=tone, markersize=2.6, label=layer
+        )
+        for layer, tone in enumerate(shades(colour, count), start=1)
+    ]
     columns = min(count, int(width_in(ax) / _NAME))
     ax.legend(
+        handles=handles,
         title="Layer:",
         ncols=columns,
         loc="upper left",

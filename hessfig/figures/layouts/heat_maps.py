@@ -58,26 +58,22 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for quantity in quantities:
         chosen = replace(spec, options={**spec.options, "quantity": quantity})
         end = f"_{file_words(quantity)}" if len(quantities) > 1 else ""
-        yield from _pages(chosen, source, end)
-
-
-def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
-    run, numbers = read_numbers(spec, source)
-    diagonal = numbers[numbers["row"] == numbers["col"]]
-    if diagonal.empty:
-        raise UserError(
-            "figure.layout=heat draws diagonal blocks, and the table has none",
-            got=f"{spec.quantity} of pairs",
-            allowed="blocks=each, or a list of weights",
-            remedy="figure.layout=blocks",
-        )
-    curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
-    here, place = at_one_place(curves, spec.number("at"), run.axis)
-    for suffix, (variant, _), rows in by_network(here):
-        words = filter(None, (labels.variant_words(variant), place))
-        note = _note(spec.quantity, diagonal, ", ".join(words))
-        sheet = draw_heat(rows, spec.quantity, note, spec)
-        yield sheet.page(suffix + end, as_written(rows, run.axis))
+        run, numbers = read_numbers(chosen, source)
+        diagonal = numbers[numbers["row"] == numbers["col"]]
+        if diagonal.empty:
+            raise UserError(
+                "figure.layout=heat draws diagonal blocks, and the table has none",
+                got=f"{chosen.quantity} of pairs",
+                allowed="blocks=each, or a list of weights",
+                remedy="figure.layout=blocks",
+            )
+        curves = growth_curves(diagonal, axis=run.axis, quantity=chosen.quantity)
+        here, place = at_one_place(curves, chosen.number("at"), run.axis)
+        for suffix, (variant, _), rows in by_network(here):
+            words = filter(None, (labels.variant_words(variant), place))
+            note = _note(chosen.quantity, diagonal, ", ".join(words))
+            sheet = draw_heat(rows, chosen.quantity, note, chosen)
+            yield sheet.page(suffix + end, as_written(rows, run.axis))
 
 
 def draw_heat(points: DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:

@@ -68,7 +68,7 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
         ax.set_title(variant_words(hessians[column].variant))
     sheet.label_sides([SHARE])
     sheet.label_below(SIZE)
-    yield sheet.page("", concat(numbers, ignore_index=True))
+    yield sheet.page("", *numbers)
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
@@ -175,51 +175,41 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for hessian in picture:
         restricted = hessian.restricted(weights)
         maps.append([log_entries(hessian.matrix), log_entries(restricted.matrix)])
-    scale = _scale(list(chain(*maps)))
+    highest = max(float(logs.max()) for logs in chain(*maps))
+    # One scale for all pages, up to the next half decade.
+    scale = Normalize(math.log10(_FLOOR), (math.floor(2 * highest) + 1) / 2)
     for hessian, both in zip(picture, maps, strict=True):
         note = f"{describe(hessian)}{settings} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
-        sheet, numbers = draw_entries(hessian, weights, both, scale, spec, note=note)
+        subset, words = "some", "some weights"
+        if set(weights) == set(ATTENTION):
+            subset = words = "attention"
+        side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
+        sheet = Sheet.grid(
+            spec.paper,
+            [["whole", subset], ["histogram"]],
+            note,
+            _STYLE.replace(height=[side, 1.1]),
+        )
+
+        pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
+        for row, column, ax in sheet:
+            if row == 0:
+                drawn, title = pictures[column]
+                image = draw_heat_map(
+                    ax, both[column], scale, drawn.borders(), drawn.names
+                )
+                ax.set_title(f"{title}: {len(drawn.matrix)} parameters")
+        below = sheet.panels.get((1, 0)) or Figure().subplots()
+        numbers = draw_bars(below, hessian, blocks_of(spec), [hessian])
+        label_side(below, SHARE)
+        below.set_xlabel(SIZE)
+        heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
+        if heat_maps:
+            bar = colour_bar(sheet.panels[heat_maps[-1]], image)
+            bar.locator = MaxNLocator(integer=True)
+            bar.set_label(r"$\log_{10}$ of the size of an entry")
+
         yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
-
-
-def draw_entries(
-    hessian: StoredHessian,
-    weights: Sequence[str],
-    maps: Sequence[NDArray[Any]],
-    scale: Normalize,
-    spec: FigureSpec,
-    *,
-    note: str,
-) -> tuple[Sheet, DataFrame]:
-    """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers.
-
-    `maps` are the `log_entries` of the whole matrix and of the `weights` alone.
-    """
-    subset = "attention" if set(weights) == set(ATTENTION) else "some"
-    side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
-    sheet = Sheet.grid(
-        spec.paper,
-        [["whole", subset], ["histogram"]],
-        note,
-        _STYLE.replace(height=[side, 1.1]),
-    )
-    words = "some weights" if subset == "some" else subset
-    pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
-    for row, column, ax in sheet:
-        if row == 0:
-            drawn, title = pictures[column]
-            image = draw_heat_map(ax, maps[column], scale, drawn.borders(), drawn.names)
-            ax.set_title(f"{title}: {len(drawn.matrix)} parameters")
-    below = sheet.panels.get((1, 0)) or Figure().subplots()
-    numbers = draw_bars(below, hessian, blocks_of(spec), [hessian])
-    label_side(below, SHARE)
-    below.set_xlabel(SIZE)
-    heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
-    if heat_maps:
-        bar = colour_bar(sheet.panels[heat_maps[-1]], image)
-        bar.locator = MaxNLocator(integer=True)
-        bar.set_label(r"$\log_{10}$ of the size of an entry")
-    return sheet, numbers
 
 
 def log_entries(matrix: NDArray[Any]) -> NDArray[Any]:
@@ -228,12 +218,6 @@ def log_entries(matrix: NDArray[Any]) -> NDArray[Any]:
 
     logs = np.log10(np.abs(matrix) + np.float32(_FLOOR))
     return _reduced(uniform_filter(logs, size=5, mode="nearest"))
-
-
-def _scale(maps: Sequence[NDArray[Any]]) -> Normalize:
-    """Return one scale of colours for all pages: from the floor to the next half decade above the largest number."""
-    highest = max(float(logs.max()) for logs in maps)
-    return Normalize(math.log10(_FLOOR), (math.floor(2 * highest) + 1) / 2)
 
 
 def draw_heat_map(

@@ -98,20 +98,6 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     repeats = str(spec.options.get("repeats", ""))
     run = _over_repeats(source.run, repeats)
     quantities = spec.words("quantity") or [FROBENIUS]
-    laws = _laws(spec, run, quantities)
-    check_places(along(run.table, run.axis), run.axis)
-    keys = different(laws.curves, *_BLOCK)
-    rank = name_order([key[2] for key in keys])
-    keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
-    note = _law_note(run, laws, quantities).replace(
-        "seeds", _repeats_words(repeats) or "seeds"
-    )
-    for blocks, suffix in in_sheets(keys, _ROWS):
-        sheet, drawn = _law_sheet(spec, laws, blocks, quantities, note)
-        yield sheet.page(suffix, drawn)
-
-
-def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws:
     nulls = {
         name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities
     }
@@ -125,7 +111,7 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
         )
         tables.append(table)
     means, fitted_to, numbers = (concat(every) for every in (curves, slopes, tables))
-    return Laws(
+    laws = Laws(
         means,
         fitted_to,
         numbers,
@@ -134,6 +120,33 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
         nulls,
         spec.options.get("published", {}),
     )
+    check_places(along(run.table, run.axis), run.axis)
+    keys = different(laws.curves, *_BLOCK)
+    rank = name_order([key[2] for key in keys])
+    keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
+    note = _law_note(run, laws, quantities).replace(
+        "seeds", _repeats_words(repeats) or "seeds"
+    )
+    for blocks, suffix in in_sheets(keys, _ROWS):
+        titles = [_title(block) for block in blocks]
+        names = []
+        for block in blocks:
+            panel = _panel_name(block)
+            names.append([f"{panel}:{quantity}" for quantity in quantities])
+        sheet = Sheet.grid(
+            spec.paper, names, note, OWN_Y.replace(height=1.3, down=0.2, narrowest=None)
+        )
+        drawn = [
+            _panel(ax, laws, blocks[row], quantities[column])
+            for row, column, ax in sheet
+        ]
+        set_x_scale(sheet.axes[-1], laws.curves[X])
+        sheet.label(
+            labels.plain(laws.axis.symbol),
+            [labels.plain(labels.quantity_words(quantity)) for quantity in quantities],
+            titles,
+        )
+        yield sheet.page(suffix, as_written(concat(drawn), laws.axis))
 
 
 def _of_whole(table: DataFrame) -> DataFrame:
@@ -164,33 +177,6 @@ def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
     kinds = dict.fromkeys([name for name in table if name not in NUMBER], "first")
     means = numbers.agg(kinds | {"value": "mean"})
     return replace(run, table=means[list(table)])
-
-
-def _law_sheet(
-    spec: FigureSpec,
-    laws: Laws,
-    blocks: Sequence[tuple[Any, ...]],
-    quantities: Sequence[str],
-    note: str,
-) -> tuple[Sheet, DataFrame]:
-    titles = [_title(block) for block in blocks]
-    names = []
-    for block in blocks:
-        panel = _panel_name(block)
-        names.append([f"{panel}:{quantity}" for quantity in quantities])
-    sheet = Sheet.grid(
-        spec.paper, names, note, OWN_Y.replace(height=1.3, down=0.2, narrowest=None)
-    )
-    drawn = [
-        _panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet
-    ]
-    set_x_scale(sheet.axes[-1], laws.curves[X])
-    sheet.label(
-        labels.plain(laws.axis.symbol),
-        [labels.plain(labels.quantity_words(quantity)) for quantity in quantities],
-        titles,
-    )
-    return sheet, as_written(concat(drawn), laws.axis)
 
 
 def _panel_name(block: tuple[Any, ...]) -> str:
@@ -293,13 +279,15 @@ def _draw_null(
     for first, (_, line) in enumerate(
         null[positive(null)].groupby("variant", sort=False)
     ):
-        style: dict[str, Any] = {
-            "color": GUIDE,
-            "linestyle": _STROKES[rank % 3],
-            "linewidth": 1.2,
-            "zorder": 5,
-        }
-        ax.plot(line[X], line["mean"], label="_" if first else label, **style)
+        ax.plot(
+            line[X],
+            line["mean"],
+            label="_" if first else label,
+            color=GUIDE,
+            linestyle=_STROKES[rank % 3],
+            linewidth=1.2,
+            zorder=5,
+        )
 
 
 def _beside(curves: DataFrame, laws: Laws) -> DataFrame:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import BboxBase
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.lettering import (
@@ -232,8 +232,9 @@ class Sheet:
         """The panels, line by line."""
         return list(self.panels.values())
 
-    def page(self, suffix: str, numbers: DataFrame) -> Page:
+    def page(self, suffix: str, *drawn: DataFrame) -> Page:
         """Return the sheet as a page of a figure, with the numbers that are drawn; every axis has two labels."""
+        numbers = concat(drawn or [DataFrame()], ignore_index=True)
         name_two_ticks(self.axes)
         for ax in self.axes:
             _make_room(ax)

@@ -375,19 +375,16 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
         (raised + lowered) / 2 + steps, ends, strict=True
     ):
         place = (1.0, height / _inches_high(ax))
-        style: dict[str, Any] = {
-            "textcoords": "offset points",
-            "va": "center",
-            "fontsize": TINY,
-            "color": ink(colour),
-        }
         ax.annotate(
             words,
             place,
             (4, 0),
             xycoords="axes fraction",
+            textcoords="offset points",
             annotation_clip=False,
-            **style,
+            va="center",
+            fontsize=TINY,
+            color=ink(colour),
         )
 
 

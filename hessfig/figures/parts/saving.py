@@ -136,16 +136,15 @@ def _pictures(figure: Figure, path: Path, formats: Sequence[str]) -> dict[Path, 
     for kind in _FORMATS:
         if kind in formats:
             named = path.with_name(f"{path.name}.{kind}")
-            pictures[named] = _drawn_as(kind, figure)
+            buffer = io.BytesIO()
+            figure.savefig(
+                buffer,
+                format=kind,
+                metadata=_FORMATS[kind],
+                bbox_inches=page_box(figure),
+            )
+            pictures[named] = buffer.getvalue()
     return pictures
-
-
-def _drawn_as(kind: str, figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(
-        buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page_box(figure)
-    )
-    return buffer.getvalue()
 
 
 def _distinct(variant: str, variants: list[str]) -> str:

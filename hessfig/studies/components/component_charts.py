@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from pandas import DataFrame, Series, concat
+from pandas import DataFrame, Series
 
 from hessfig.analysis.axis import X, last_word, settings_of
 from hessfig.analysis.intervals import geometric_interval, student_interval
@@ -73,7 +72,29 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
         return
     for number, window in enumerate(measured.windows):
         suffix = f"_window{number + 1}" if number else ""
-        yield _exponents(spec, measured, part, window, suffix)
+        slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
+        here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
+        variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
+        names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
+        style = ONE_SCALE.replace(
+            left=0.1 + max(map(width_of, names)),
+            bottom=0.52,
+            across=0.08,
+            narrowest=0.5,
+        )
+        style = style.replace(height=_LINE * len(variants) + 0.1)
+        words = [f"{labels.block_name(row, col)}:{part}" for row, col, _ in blocks]
+        sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
+        for _, column, ax in sheet:
+            row, col, _ = blocks[column]
+            colour = matrix_colour(row if row == col else "")
+            _draw_exponents(ax, where(here, row=row, col=col), variants, colour)
+            ax.set_title(labels.block_title(row, col, quantity=""))
+            ax.set_xlabel("exponent")
+        _set_range(sheet.first, here)
+        sheet.first.set_yticks(range(len(variants)), names)
+        sheet.first.set_ylim(len(variants) - 0.4, -0.6)
+        yield sheet.page(suffix, here.drop(columns="across"))
 
 
 def _ratios(measured: MeasuredCurves, part: Part) -> Page:
@@ -95,23 +116,17 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
         zip(sigmas, shades(tone(0), len(sigmas)), strict=True)
     ):
         here = points[points[X] == sigma]
-        reach = (
-            np.abs(here[["low", "high"]].sub(here["mean"], axis=0))
-            .T.fillna(0)
-            .to_numpy()
-        )
-        look: dict[str, Any] = {
-            "fmt": "so^D"[rank % 4],
-            "color": colour,
-            "markersize": 3.5,
-            "elinewidth": 0.8,
-        }
+        ends = here[["low", "high"]].sub(here["mean"], axis=0)
+        reach = np.abs(ends).T.fillna(0).to_numpy()
         ax.errorbar(
             here["mean"],
             here["variant"].map(variants.index),
             xerr=reach,
+            fmt="so^D"[rank % 4],
+            color=colour,
+            markersize=3.5,
+            elinewidth=0.8,
             label=f"σ = {sigma:g}",
-            **look,
         )
     _stripe(ax, len(variants))
     ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=1)
@@ -129,7 +144,11 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
 
 def _ratio_points(numbers: DataFrame) -> DataFrame:
     """Return the geometric mean over seeds of the ratio, with its interval, for every network and sigma."""
-    value, query = (_means_of(numbers, name) for name in _PAIR)
+    place = ["variant", X, "seed"]
+    value, query = (
+        where(numbers, row=name, col=name).groupby(place, sort=False)["value"].mean()
+        for name in _PAIR
+    )
     ratios = (query / value).groupby(level=["variant", X], sort=False)
     part = numbers["part"].iloc[0]
     points = []
@@ -139,41 +158,10 @@ def _ratio_points(numbers: DataFrame) -> DataFrame:
     return DataFrame(points)
 
 
-def _means_of(numbers: DataFrame, name: str) -> Series:
-    """Return the mean norm of a diagonal block by network, place and seed."""
-    rows = where(numbers, row=name, col=name)
-    return rows.groupby(["variant", X, "seed"], sort=False)["value"].mean()
-
-
 def _stripe(ax: Axes, count: int) -> None:
     """Shade every second line."""
     for place in range(0, count, 2):
         ax.axhspan(place - 0.5, place + 0.5, color="#f4f4f4", zorder=0)
-
-
-def _exponents(
-    spec: FigureSpec, measured: MeasuredCurves, part: Part, window: Window, suffix: str
-) -> Page:
-    slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
-    here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
-    variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
-    names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
-    style = ONE_SCALE.replace(
-        left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5
-    )
-    style = style.replace(height=_LINE * len(variants) + 0.1)
-    words = [f"{labels.block_name(row, col)}:{part}" for row, col, _ in blocks]
-    sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
-    for _, column, ax in sheet:
-        row, col, _ = blocks[column]
-        colour = matrix_colour(row if row == col else "")
-        _draw_exponents(ax, where(here, row=row, col=col), variants, colour)
-        ax.set_title(labels.block_title(row, col, quantity=""))
-        ax.set_xlabel("exponent")
-    _set_range(sheet.first, here)
-    sheet.first.set_yticks(range(len(variants)), names)
-    sheet.first.set_ylim(len(variants) - 0.4, -0.6)
-    return sheet.page(suffix, here.drop(columns="across"))
 
 
 def _draw_exponents(
@@ -275,16 +263,12 @@ def name_of(variant: str) -> str:
     """Return the changes of a network in words: 'sigmoid attention, bias −log L'; 'base' for no changes."""
     words = []
     for key, value in settings_of(variant).items():
-        words.append(_worded(last_word(key), value))
+        name = last_word(key)
+        named = _NAMES.get(name, {})
+        form = named.get(value, named.get("", ""))
+        own = f"{labels.plain(name)} {labels.plain(value)}"
+        words.append(form.format(value) or own)
     return ", ".join(words) or _BASE
-
-
-def _worded(name: str, value: str) -> str:
-    named = _NAMES.get(name, {})
-    return (
-        named.get(value, named.get("", "")).format(value)
-        or f"{labels.plain(name)} {labels.plain(value)}"
-    )
 
 
 def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
@@ -345,17 +329,14 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
         APART.replace(height=1.7, top=0.2, right=0.2, across=0.68, down=0.42),
     )
     gap, ratio, loss = (ax for _, _, ax in sheet)
-    drawn = {
-        "gap": _draw_gaps(gap, blocks),
-        "ratio": _draw_ratios(ratio, blocks),
-        "loss": _draw_losses(loss, losses, source.table),
-    }
+    drawn = [
+        _draw_gaps(gap, blocks).assign(panel="gap"),
+        _draw_ratios(ratio, blocks).assign(panel="ratio"),
+        _draw_losses(loss, losses, source.table).assign(panel="loss"),
+    ]
     for ax, words in zip(sheet.axes, panels_of.values(), strict=True):
         label_side(ax, words)
-    numbers = concat(
-        [rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True
-    )
-    yield sheet.page("", numbers)
+    yield sheet.page("", *drawn)
 
 
 _CENTRED_NOTE = (
@@ -401,7 +382,7 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> DataFrame:
     rows = per_seed.log_norms(run.table, per_seed.CENTRING)
     place = [per_seed.CENTRING, "sigma", "seed"]
     value, query = (
-        rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR
+        where(rows, row=name).groupby(place)["value"].mean() for name in _PAIR
     )
     ratios = query - value
     points = []
@@ -437,31 +418,34 @@ def _draw_losses(ax: Axes, log_losses: Series, table: DataFrame) -> DataFrame:
                 shown[place] = student_interval(here)
         means = [one.mean for one in shown.values()]
         ends = [np.ravel(one.reach or (0.0, 0.0)) for one in shown.values()]
-        style: dict[str, Any] = {
-            "color": tone(rank),
-            "fmt": _MARKS[rank],
-            "markersize": 3.5,
-            "elinewidth": 0.8,
-            "label": words,
-        }
-        ax.errorbar(list(shown), means, np.array(ends).T if ends else None, **style)
+        ax.errorbar(
+            list(shown),
+            means,
+            np.array(ends).T if ends else None,
+            color=tone(rank),
+            fmt=_MARKS[rank],
+            markersize=3.5,
+            elinewidth=0.8,
+            label=words,
+        )
         joined = [place for place in shown if place <= len(per_seed.CENTRED)]
         ax.plot(joined, means[: len(joined)], color=tone(rank), linewidth=0.8)
         for place, one in shown.items():
             points.append({"line": words, "place": place, **one.found})
-    bigram = per_seed.rows_of(table, "bigram_loss")["value"]
-    if len(bigram):
-        ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)
+    bigrams = per_seed.rows_of(table, "bigram_loss")["value"].tolist()
+    if bigrams:
+        bigram = bigrams[0]
+        ax.axhline(bigram, color=GUIDE, linestyle="--", linewidth=0.8)
         ax.text(
             2.75,
-            0.998 * float(bigram.iloc[0]),
+            0.998 * bigram,
             "pairs of characters",
             color=GUIDE,
             fontsize=6,
             ha="center",
             va="top",
         )
-        points.append({"line": "bigram", "place": 0, "mean": float(bigram.iloc[0])})
+        points.append({"line": "bigram", "place": 0, "mean": bigram})
     ax.legend(
         fontsize=5,
         loc="upper left",

@@ -179,7 +179,7 @@ def _lines_page(
     drawn: list[DataFrame] = []
     for k in range(len(rays)):
         drawn.extend(_along_ray(state, k) for state in states)
-    return sheet.page(suffix, concat(drawn))
+    return sheet.page(suffix, *drawn)
 
 
 def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
@@ -251,7 +251,7 @@ def _plane_page(
         [state.where for state in states],
         [f"along the second: {second}"],
     )
-    return sheet.page(suffix, concat(drawn))
+    return sheet.page(suffix, *drawn)
 
 
 def _plane(ax: Axes, state: StoredLosses) -> DataFrame:
@@ -303,19 +303,20 @@ def _draw_searches(ax: Axes, points: DataFrame, name: str) -> None:
     ):
         for is_found, fill in ((True, "full"), (False, "none")):
             dots = here[(here["status"] == "ok") == is_found]
-            if is_found or not (here["status"] == "ok").any():
+            label = None
+            if len(dots) and (is_found or not (here["status"] == "ok").any()):
                 label = f"{step:g}"
-            else:
-                label = None
-            style: dict[str, Any] = {
-                "fillstyle": fill,
-                "markersize": 4,
-                "markeredgewidth": 0.7,
-                "linestyle": "none",
-            }
-            if dots.empty:
-                label = None
-            ax.plot(dots["loss"], dots[name], "o", color=tone, label=label, **style)
+            ax.plot(
+                dots["loss"],
+                dots[name],
+                "o",
+                color=tone,
+                label=label,
+                fillstyle=fill,
+                markersize=4,
+                markeredgewidth=0.7,
+                linestyle="none",
+            )
     if name == "gradient":
         set_decades(ax, "y")
     else:
@@ -341,7 +342,7 @@ def _descent_page(
         ax.set_title(f"learning rate {_rate(course):g} × 2/λ")
     sheet.label_sides(["loss"] * len(names))
     sheet.label_below("step")
-    return sheet.page(suffix, concat([_written(course) for course in courses]))
+    return sheet.page(suffix, *map(_written, courses))
 
 
 def _draw_descent(ax: Axes, run: RecordedRun, course: StoredLosses) -> None:

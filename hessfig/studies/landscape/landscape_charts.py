@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -76,49 +75,46 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for other, depth in others:
         rows = where(table, other=other, num_layers=depth)
         suffix = page_suffix(other, depth, others)
-        yield _page(spec, rows, axis, fits_of(spec, run), fixed, suffix)
-
-
-def _page(
-    spec: FigureSpec,
-    table: DataFrame,
-    axis: Axis,
-    fits: FitSettings,
-    fixed: str,
-    suffix: str,
-) -> Page:
-    """Draw a page; `fixed` is the common distance of all numbers if the sweep does not vary it ('None': at w*)."""
-    directions = list(dict.fromkeys(table[DIRECTION]))
-    distances = list(dict.fromkeys(table[DISTANCE]))
-    names = []
-    for distance in distances:
-        at = distance or fixed
-        names.append([f"{one or 'direction'}:{at}" for one in directions])
-    style = ONE_SCALE.replace(height=1.6, top=0.52, down=0.3, narrowest=None)
-    sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
-    drawn = []
-    for row, column, ax in sheet:
-        if column and distances[row] == "None":
-            say(ax, "as on the left: at $w^*$\nthere is no direction")
-            continue
-        here = where(table, **{DIRECTION: directions[column], DISTANCE: distances[row]})
-        place = _place(spec, here, axis, distances[row] or fixed, fits)
-        _draw(ax, place)
-        for name, curve in place.curves.items():
-            drawn.append(curve.assign(**place.slopes[name][_FITTED], **place.numbers))
-    set_decades(sheet.first, "x")
-    set_decades(sheet.first, "y")
-    places = []
-    for distance in distances:
-        at = distance or fixed
-        places.append("at $w^*$" if at == "None" else f"at distance {labels.plain(at)}")
-    columns = [f"{labels.plain(one)} direction" if one else "" for one in directions]
-    sides = [f"{_DIFFERENCE} {place}" for place in places]
-    sheet.label("number of samples k", columns, sides, places, _DIFFERENCE)
-    low, high = sheet.first.get_ylim()
-    sheet.first.set_ylim(low / _ROOM, high)
-    sheet.name_above(sheet.outermost, long=1.2)
-    return sheet.page(suffix, as_written(concat(drawn), axis))
+        fits = fits_of(spec, run)
+        directions = list(dict.fromkeys(rows[DIRECTION]))
+        distances = list(dict.fromkeys(rows[DISTANCE]))
+        names = []
+        for distance in distances:
+            at = distance or fixed
+            names.append([f"{one or 'direction'}:{at}" for one in directions])
+        style = ONE_SCALE.replace(height=1.6, top=0.52, down=0.3, narrowest=None)
+        sheet = Sheet.grid(spec.paper, names, _note(spec, rows, axis), style)
+        drawn = []
+        for row, column, ax in sheet:
+            if column and distances[row] == "None":
+                say(ax, "as on the left: at $w^*$\nthere is no direction")
+                continue
+            here = where(
+                rows, **{DIRECTION: directions[column], DISTANCE: distances[row]}
+            )
+            place = _place(spec, here, axis, distances[row] or fixed, fits)
+            _draw(ax, place)
+            for name, curve in place.curves.items():
+                drawn.append(
+                    curve.assign(**place.slopes[name][_FITTED], **place.numbers)
+                )
+        set_decades(sheet.first, "x")
+        set_decades(sheet.first, "y")
+        places = []
+        for distance in distances:
+            at = distance or fixed
+            places.append(
+                "at $w^*$" if at == "None" else f"at distance {labels.plain(at)}"
+            )
+        columns = [
+            f"{labels.plain(one)} direction" if one else "" for one in directions
+        ]
+        sides = [f"{_DIFFERENCE} {place}" for place in places]
+        sheet.label("number of samples k", columns, sides, places, _DIFFERENCE)
+        low, high = sheet.first.get_ylim()
+        sheet.first.set_ylim(low / _ROOM, high)
+        sheet.name_above(sheet.outermost, long=1.2)
+        yield sheet.page(suffix, as_written(concat(drawn), axis))
 
 
 def _place(
@@ -164,12 +160,15 @@ def _draw(ax: Axes, place: _Place) -> None:
     )
     if "landscape_prediction" in place.curves:
         predicted = place.curves["landscape_prediction"]
-        dashed: dict[str, Any] = {
-            "color": "black",
-            "linestyle": (0, (3, 2)),
-            "linewidth": 0.8,
-        }
-        ax.plot(predicted[X], predicted["mean"], label="2nd order", zorder=4, **dashed)
+        ax.plot(
+            predicted[X],
+            predicted["mean"],
+            label="2nd order",
+            zorder=4,
+            color="black",
+            linestyle=(0, (3, 2)),
+            linewidth=0.8,
+        )
     bound = place.curves["landscape_bound"]
     ax.plot(bound[X], bound["mean"], color=_BOUND, linewidth=0.8, label="bound")
     loose = bound["mean"].to_numpy() / size["mean"].to_numpy()

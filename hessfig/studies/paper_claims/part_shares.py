@@ -112,8 +112,7 @@ def draw_ablation(
     along = labels.plain(name) if as_numbers(values) else measured.axis.symbol
     sheet.label(along, titles, [share], [""], share)
     written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
-    numbers = concat([drawn_numbers(measured), written], ignore_index=True)
-    return sheet.page(suffix, numbers)
+    return sheet.page(suffix, drawn_numbers(measured), written)
 
 
 def _together(measured: MeasuredCurves) -> DataFrame:
@@ -139,7 +138,9 @@ def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list
     """Return the blocks to draw and those without a functional part; if no block has one, all are drawn."""
     functional = measured.of(part=Part.H_f).curves
     zero = functional.groupby(["row", "col"])["is_zero"].all()
-    every = _blocks(measured)
+    present = different(measured.curves, "row", "col")
+    diagonal = [(name, name) for name in measured.matrices()]
+    every = diagonal + [pair for pair in present if pair not in diagonal]
     drawn = [block for block in every if not zero.get(block, False)]
     if not drawn:
         return every, []
@@ -148,13 +149,6 @@ def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list
         if (row, col) not in drawn:
             words.append(f"({row.removeprefix('W_')}, {col.removeprefix('W_')})")
     return drawn, words
-
-
-def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
-    """Return the measured blocks: diagonal ones first, in the order of growth sheets."""
-    present = different(measured.curves, "row", "col")
-    diagonal = [(name, name) for name in measured.matrices()]
-    return diagonal + [pair for pair in present if pair not in diagonal]
 
 
 def _chosen_places(

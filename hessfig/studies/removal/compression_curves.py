@@ -26,6 +26,7 @@ from hessfig.figures.parts import (
     at_one_place,
     by_network,
     counted,
+    different,
     draw_interval,
     fitting,
     in_order,
@@ -82,9 +83,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
     drawn).
     """
     run, table, place = _read(spec, source, OF_PRUNING)
-    blocks = list(
-        table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None)
-    )
+    blocks = different(table, "layer", "row")
     names = _chosen(spec)
     for layer, name in blocks:
         rows = where(table, layer=layer, row=name)
@@ -147,7 +146,7 @@ def _draw_pruned(
     if is_loss:
         sheet.label_sides(["loss"])
         sheet.name_above(sheet.first, long=2.6)
-    return sheet.page(suffix, concat(drawn, ignore_index=True))
+    return sheet.page(suffix, *drawn)
 
 
 def _read(
@@ -186,17 +185,21 @@ def _draw_curves(ax: Axes, rows: DataFrame, chosen: Sequence[str]) -> DataFrame:
     for rank, name in enumerate(measured):
         joined = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
         points = seed_means(joined, ["share"], logs=True)
-        style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name]}
-        style |= {
-            "marker": _LINES[rank % len(_LINES)],
-            "markersize": 2.8,
-            "linewidth": 0.8,
-        }
-        if not are_few(rows["seed"].nunique()):
-            shown = points
-        else:
+        shown = points
+        if are_few(rows["seed"].nunique()):
             shown = points.assign(low=np.nan, high=np.nan)
-        draw_interval(ax, shown, "share", colour=_colour(name), alpha=0.07, **style)
+        draw_interval(
+            ax,
+            shown,
+            "share",
+            colour=_colour(name),
+            alpha=0.07,
+            linestyle="--" if name.startswith("obd_") else "-",
+            label=SALIENCIES[name],
+            marker=_LINES[rank % len(_LINES)],
+            markersize=2.8,
+            linewidth=0.8,
+        )
         curves.append(points.assign(saliency=name, number="loss"))
     _label_below(ax, ["share of weights removed", "share removed"])
     return concat(curves, ignore_index=True)
@@ -212,13 +215,15 @@ def _draw_correlations(ax: Axes, rows: DataFrame, chosen: Sequence[str]) -> Data
             if values.empty:
                 continue
             interval = fisher_interval(values)
-            style: dict[str, Any] = {
-                "fmt": mark,
-                "markersize": 3,
-                "color": _colour(name),
-                "elinewidth": 0.7,
-            }
-            ax.errorbar([interval.mean], [rank + shift], xerr=interval.reach, **style)
+            ax.errorbar(
+                [interval.mean],
+                [rank + shift],
+                xerr=interval.reach,
+                fmt=mark,
+                markersize=3,
+                color=_colour(name),
+                elinewidth=0.7,
+            )
             drawn.append({"saliency": name, "number": number, **interval.found})
     ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
     ax.set_yticks(
@@ -243,10 +248,6 @@ def _colour(name: str) -> str:
     return _COLOURS[name.partition("_")[2] if name not in _COLOURS else name]
 
 
-def _stroke(name: str) -> str:
-    return "--" if name.startswith("obd_") else "-"
-
-
 def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the rise of the loss against the bits of rounded weights, one panel per block, one page per network.
 
@@ -259,12 +260,9 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     run, table, place = _read(spec, source, OF_QUANTISATION)
     for suffix, (variant, _), rows in by_network(table):
-        places = rows[["layer", "row"]].drop_duplicates()
         order = ["all", *in_order(rows["row"])]
-        blocks = sorted(
-            places.itertuples(index=False, name=None),
-            key=lambda key: (order.index(key[1]), key[0]),
-        )
+        blocks = different(rows, "layer", "row")
+        blocks.sort(key=lambda key: (order.index(key[1]), key[0]))
         words = ", ".join(filter(None, [labels.variant_words(variant), place]))
         lines = in_rows(blocks, _ACROSS)
         names = [[f"{name}{layer or ''}" for layer, name in line] for line in lines]
@@ -291,7 +289,7 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("rise of the loss")
             if line == len(lines) - 1:
                 ax.set_xlabel("bits")
-        yield sheet.page(suffix, concat(drawn, ignore_index=True))
+        yield sheet.page(suffix, *drawn)
 
 
 def _draw_bits(ax: Axes, rows: DataFrame) -> DataFrame:

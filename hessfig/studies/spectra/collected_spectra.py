@@ -275,12 +275,7 @@ def extremes_page(table: DataFrame, spec: FigureSpec) -> Iterator[Page]:
         shown = points
     known = set(shown[np.isfinite(shown["mean"])]["quantity"])
     names = [name for name in names if name in known]
-    yield _draw(shown, points, names, len(set(table["seed"])), spec)
-
-
-def _draw(
-    shown: DataFrame, points: DataFrame, names: list[str], seeds: int, spec: FigureSpec
-) -> Page:
+    seeds = len(set(table["seed"]))
     keys = different(shown, *_KEY)
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
     style = SHARED.replace(
@@ -303,7 +298,7 @@ def _draw(
         for x, name in zip(places[1:], names, strict=True):
             ax.text(x, line + 0.2, _number(shown, key, name), ha="center", size=SMALL)
     written = points.drop(columns="is_zero").rename(columns={X: "sigma"})
-    return sheet.page("_table", written)
+    yield sheet.page("_table", written)
 
 
 def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:

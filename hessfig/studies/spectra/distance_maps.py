@@ -172,7 +172,9 @@ def _draw_page(
     blocks = {}
     for network in networks:
         pairs, _ = states[0].map_of(network, part)
-        blocks[network] = _blocks(pairs)
+        blocks[network] = in_network_order(
+            list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None))
+        )
     most = max(map(len, blocks.values()))
     is_comparable = len(states) > 1 or len(set(map(tuple, blocks.values()))) == 1
     columns = 1 if most > _MANY else max(len(of_map), _COLUMNS)
@@ -259,12 +261,6 @@ def _shrink(ax: Axes, share: float, of_height: float) -> None:
     box = ax.get_position()
     high = box.height * share / of_height
     ax.set_position((box.x0, box.y1 - high, box.width * share, high))
-
-
-def _blocks(pairs: DataFrame) -> list[tuple[int, str]]:
-    return in_network_order(
-        list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None))
-    )
 
 
 def _draw_map(

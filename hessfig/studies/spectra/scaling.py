@@ -9,14 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from pandas import DataFrame, concat
 
-from hessfig.analysis.axis import (
-    Axis,
-    X,
-    along,
-    check_places,
-    varied_key,
-    with_settings,
-)
+from hessfig.analysis.axis import X, along, check_places, varied_key, with_settings
 from hessfig.analysis.curves import of_quantity
 from hessfig.errors import UserError
 from hessfig.figures.parts import (
@@ -82,55 +75,52 @@ def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     chosen = _of_quantities(table, spec.words("quantity"))
     asked = str(spec.options.get("columns", _WEIGHT))
     key = varied_key(asked, table["variant"].unique(), asked="figure.options.columns")
-    for suffix, rows in by_part(
-        with_settings(chosen, key).rename(columns={key: "column"})
-    ):
-        yield _draw_scaled(rows, axis, spec, suffix)
-
-
-def _draw_scaled(table: DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
-    columns = list(table["column"].unique())
-    rows = different(table, *_ROW)
-    part = labels.part_words(table["part"].iloc[0])
-    means = f"{part}: geometric mean" if part else "Geometric mean"
-    words = f"{means} over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}."
-    names = []
-    for quantity, layer, row in rows:
-        block = f"{row}{layer if layer > 1 else ''}:{quantity}"
-        names.append([f"{block}:{column}" for column in columns])
-    note = words + labels.made_words(table, axis)
-    style = BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
-    sheet = Sheet.grid(spec.paper, names, note, style)
-    numbers, drawn = counted(table), []
-    for ax in sheet.axes:
-        set_decades(ax, "y")
-    for row, column, ax in sheet:
-        here = where(
-            numbers, column=columns[column], **dict(zip(_ROW, rows[row], strict=True))
-        )
-        drawn.append(
-            draw_means(
-                ax, here, *_ROW, "column", X, colour=matrix_colour(columns[column])
+    every = with_settings(chosen, key).rename(columns={key: "column"})
+    for suffix, page in by_part(every):
+        columns = list(page["column"].unique())
+        rows = different(page, *_ROW)
+        part = labels.part_words(page["part"].iloc[0])
+        means = f"{part}: geometric mean" if part else "Geometric mean"
+        words = f"{means} over {labels.seeds_words(page)}, {labels.spread_words(page['seed'].nunique())}."
+        names = []
+        for quantity, layer, row in rows:
+            block = f"{row}{layer if layer > 1 else ''}:{quantity}"
+            names.append([f"{block}:{column}" for column in columns])
+        note = words + labels.made_words(page, axis)
+        style = BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
+        sheet = Sheet.grid(spec.paper, names, note, style)
+        numbers, drawn = counted(page), []
+        for ax in sheet.axes:
+            set_decades(ax, "y")
+        for row, column, ax in sheet:
+            here = where(
+                numbers,
+                column=columns[column],
+                **dict(zip(_ROW, rows[row], strict=True)),
             )
+            drawn.append(
+                draw_means(
+                    ax, here, *_ROW, "column", X, colour=matrix_colour(columns[column])
+                )
+            )
+            if drawn[-1]["mean"].notna().any():
+                ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
+            else:
+                say(ax, "(nothing positive)")
+        places = np.sort(numbers[X].unique())
+        set_x_scale(sheet.axes[-1], numbers[X])
+        named = places[:: math.ceil(len(places) * _TICK / width_in(sheet.first))]
+        sheet.axes[-1].xaxis.set_major_locator(FixedLocator(named.tolist()))
+        sheet.axes[-1].xaxis.set_major_formatter(
+            FixedFormatter([f"{place:g}" for place in named])
         )
-        if drawn[-1]["mean"].notna().any():
-            ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
-        else:
-            say(ax, "(nothing positive)")
-    places = np.sort(numbers[X].unique())
-    set_x_scale(sheet.axes[-1], numbers[X])
-    named = places[:: math.ceil(len(places) * _TICK / width_in(sheet.first))]
-    sheet.axes[-1].xaxis.set_major_locator(FixedLocator(named.tolist()))
-    sheet.axes[-1].xaxis.set_major_formatter(
-        FixedFormatter([f"{place:g}" for place in named])
-    )
-    titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
-    along_x = fitting(
-        [labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])],
-        0.9 * width_in(sheet.first),
-    )
-    sheet.label(along_x, titles, [_row_words(*row) for row in rows])
-    return sheet.page(suffix, as_written(concat(drawn, ignore_index=True), axis))
+        titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
+        along_x = fitting(
+            [labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])],
+            0.9 * width_in(sheet.first),
+        )
+        sheet.label(along_x, titles, [_row_words(*row) for row in rows])
+        yield sheet.page(suffix, as_written(concat(drawn, ignore_index=True), axis))
 
 
 def _row_words(quantity: str, layer: int, row: str) -> str:
@@ -194,54 +184,57 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
         table["quantity"].isin([LARGEST, SMALLEST, QUANTILES, EXACT_QUANTILES])
     ]
     check_places(table, axis)
-    for suffix, rows in by_part(table):
-        for layer, here in rows.groupby("layer"):
-            end = f"{suffix}_layer{layer}" if layer else suffix
-            yield _draw_stretch(here, axis, spec, end)
+    for part_suffix, of_part in by_part(table):
+        for layer, page in of_part.groupby("layer"):
+            suffix = f"{part_suffix}_layer{layer}" if layer else part_suffix
+            rows = counted(page)
+            networks, floor = networks_of(rows), _floor(rows)
+            first = f"{axis.symbol} = {rows[X].min():g}"
+            spread = labels.spread_words(rows["seed"].nunique())
+            about = labels.part_words(page["part"].iloc[0])
+            note = (
+                f"{about}: mean over {labels.seeds_words(page)}, {spread}. Below: seed by seed, relative to {first},"
+                " with the 95% interval of the mean (grey: within a tenth of a decade of it)."
+                f"{labels.made_words(page, axis)}"
+            )
+            names = [
+                [f"{network}:{kind}" for network in panel_names(networks)]
+                for kind in ("eigenvalue", "ratio")
+            ]
+            sheet = Sheet.grid(
+                spec.paper,
+                names,
+                note,
+                BY_COLUMN.replace(left=0.62, down=0.16, height=1.5),
+            )
+            numbers = []
+            for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
+                here = of_network(rows, networks[column])
+                if row == 0:
+                    numbers.append(_draw_ends(ax, here, floor))
+                else:
+                    numbers.append(_draw_changes(ax, outstanding(here)))
+            set_x_scale(sheet.axes[-1], rows[X])
+            titles = [
+                labels.variant_words(variant) or "network" for variant, _ in networks
+            ]
+            sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
+            for ax in sheet.row(0)[-1:]:
+                ax.legend(loc="best", ncols=2)
+            yield sheet.page(
+                suffix, as_written(concat(numbers, ignore_index=True), axis)
+            )
 
 
 def outstanding(table: DataFrame) -> DataFrame:
     """Return the largest |eigenvalue| over the width of the bulk, by network, place and seed."""
     ends = table[table["quantity"].isin([LARGEST, SMALLEST]) & (table["index"] <= 1)]
-    outer = ends.assign(value=ends["value"].abs()).groupby(_PLACE)["value"].max()
+    outer = ends["value"].abs().groupby([ends[name] for name in _PLACE]).max()
     low, high = (
         _quantile(table, percent).groupby(_PLACE)["value"].mean() for percent in _BULK
     )
     width = (high - low).where(high > low)
     return (outer / width).dropna().rename("value").reset_index()
-
-
-def _draw_stretch(table: DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
-    rows = counted(table)
-    networks, floor = networks_of(rows), _floor(rows)
-    first = f"{axis.symbol} = {rows[X].min():g}"
-    spread = labels.spread_words(rows["seed"].nunique())
-    note = (
-        f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread}."
-        f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
-        f" decade of it).{labels.made_words(table, axis)}"
-    )
-    networks_named = panel_names(networks)
-    names = [
-        [f"{network}:eigenvalue" for network in networks_named],
-        [f"{network}:ratio" for network in networks_named],
-    ]
-    sheet = Sheet.grid(
-        spec.paper, names, note, BY_COLUMN.replace(left=0.62, down=0.16, height=1.5)
-    )
-    numbers = []
-    for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
-        here = of_network(rows, networks[column])
-        if row == 0:
-            numbers.append(_draw_ends(ax, here, floor))
-        else:
-            numbers.append(_draw_changes(ax, outstanding(here)))
-    set_x_scale(sheet.axes[-1], rows[X])
-    titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
-    sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
-    for ax in sheet.row(0)[-1:]:
-        ax.legend(loc="best", ncols=2)
-    return sheet.page(suffix, as_written(concat(numbers, ignore_index=True), axis))
 
 
 def _draw_ends(ax: Axes, here: DataFrame, floor: float) -> DataFrame:
@@ -329,7 +322,34 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     table = table[(table["index"] <= 1) & (last is None or table[X] <= last)]
     _check_proxies(table, block)
     check_places(table, axis)
-    yield _draw_proxies(table, axis, spec)
+    of_parts = ratios(table)
+    note = (
+        f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. A ratio of 1"
+        f" means that the Gauss-Newton part explains the whole eigenvalue. Below: solid {Part.H.label}, dashed"
+        f" {Part.H_o.label}.{labels.made_words(table, axis)}"
+    )
+    named = _named(table)
+    room = max(map(width_of, named.values())) + 0.1
+    beside = room < _WIDEST * spec.paper.inches  # otherwise a legend names the lines
+    style = OWN_Y.replace(right=room if beside else 0.1, top=0.12, height=1.5)
+    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, style)
+    set_x_scale(sheet.axes[-1], of_parts[X])
+    numbers: list[DataFrame] = []
+    for row, _, ax in sheet:
+        kind = list(_DRAWN)[row]
+        lines = list(_draw_lines(ax, of_parts, named, kind))
+        numbers.extend(lines)
+        if beside:
+            name_ends(ax, _ends(lines, named))
+        elif kind == _RATIO:
+            ax.legend(loc="best")
+        if kind == _RATIO:
+            ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
+        mark_one(ax, axis)
+        ax.set_ylabel(_SIDES[kind])
+    sheet.axes[-1].set_xlabel(axis.symbol)
+    _align_labels(sheet)
+    yield sheet.page("", as_written(concat(numbers, ignore_index=True), axis))
 
 
 def ratios(table: DataFrame) -> DataFrame:
@@ -358,37 +378,6 @@ _SIDES = {
 }
 
 
-def _draw_proxies(table: DataFrame, axis: Axis, spec: FigureSpec) -> Page:
-    of_parts = ratios(table)
-    note = (
-        f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. A ratio of 1"
-        f" means that the Gauss-Newton part explains the whole eigenvalue. Below: solid {Part.H.label}, dashed"
-        f" {Part.H_o.label}.{labels.made_words(table, axis)}"
-    )
-    named = _named(table)
-    room = max(map(width_of, named.values())) + 0.1
-    beside = room < _WIDEST * spec.paper.inches  # otherwise a legend names the lines
-    style = OWN_Y.replace(right=room if beside else 0.1, top=0.12, height=1.5)
-    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, style)
-    set_x_scale(sheet.axes[-1], of_parts[X])
-    numbers: list[DataFrame] = []
-    for row, _, ax in sheet:
-        kind = list(_DRAWN)[row]
-        lines = list(_draw_lines(ax, of_parts, named, kind))
-        numbers.extend(lines)
-        if beside:
-            name_ends(ax, _ends(lines, named))
-        elif kind == _RATIO:
-            ax.legend(loc="best")
-        if kind == _RATIO:
-            ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
-        mark_one(ax, axis)
-        ax.set_ylabel(_SIDES[kind])
-    sheet.axes[-1].set_xlabel(axis.symbol)
-    _align_labels(sheet)
-    return sheet.page("", as_written(concat(numbers, ignore_index=True), axis))
-
-
 def _draw_lines(
     ax: Axes, of_parts: DataFrame, named: dict[Network, str], kind: str
 ) -> Iterator[DataFrame]:
@@ -397,16 +386,17 @@ def _draw_lines(
     for rank, (network, words) in enumerate(named.items()):
         here = of_network(of_parts, network)
         for name, dashes in _DRAWN[kind]:
-            style: dict[str, Any] = {
-                "linestyle": dashes,
-                "marker": _MARKS[rank % len(_MARKS)],
-                "markersize": 2.6,
-            }
-            style["colour"] = tone(rank)
-            label = words if kind == _RATIO else ""
-            here = here.assign(value=here[name])
-            means = draw_means(ax, here, *_CURVE, label=label, **style)
-            yield means.assign(shown=kind, part="" if kind == _RATIO else name)
+            means = draw_means(
+                ax,
+                here.assign(value=here[name]),
+                *_CURVE,
+                colour=tone(rank),
+                label=words * (kind == _RATIO),
+                linestyle=dashes,
+                marker=_MARKS[rank % len(_MARKS)],
+                markersize=2.6,
+            )
+            yield means.assign(shown=kind, part=name * (kind != _RATIO))
 
 
 def _ends(

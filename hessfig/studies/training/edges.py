@@ -56,16 +56,6 @@ def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
             allowed=f"diagonal blocks of {' and '.join(_OVER)}",
             remedy=f"hessfig run sweep={source.folder.name} 'blocks=[{','.join(_OVER)}]'",
         )
-    yield _draw_survival(table, ratios, spec)
-
-
-def _ratios(rows: DataFrame) -> DataFrame:
-    place = ["variant", "num_layers", "layer", "part", "seed", "step"]
-    above, below = (where(rows, row=name).groupby(place)["value"] for name in _OVER)
-    return (above.mean() / below.mean()).rename("value").dropna().reset_index()
-
-
-def _draw_survival(table: DataFrame, ratios: DataFrame, spec: FigureSpec) -> Page:
     drawn_at = set(ratios["variant"])
     variants = [name for name in table["variant"].unique() if name in drawn_at]
     layers = sorted(ratios["layer"].unique())
@@ -87,7 +77,13 @@ def _draw_survival(table: DataFrame, ratios: DataFrame, spec: FigureSpec) -> Pag
     if len(layers) == 1:
         short = [""]
     sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
-    return sheet.page("", concat(drawn, ignore_index=True))
+    yield sheet.page("", *drawn)
+
+
+def _ratios(rows: DataFrame) -> DataFrame:
+    place = ["variant", "num_layers", "layer", "part", "seed", "step"]
+    above, below = (where(rows, row=name).groupby(place)["value"] for name in _OVER)
+    return (above.mean() / below.mean()).rename("value").dropna().reset_index()
 
 
 def _draw_survival_panel(ax: Axes, ratios: DataFrame) -> DataFrame:
@@ -135,10 +131,6 @@ def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
             allowed=", ".join(sorted(measured)),
             remedy=f"hessfig run sweep={source.folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",
         )
-    yield _draw_page(table, wanted, spec)
-
-
-def _draw_page(table: DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
     note = how(
         table,
@@ -171,7 +163,7 @@ def _draw_page(table: DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
         named = _PRECONDITIONED.get(name, named)
         words.append(named if name == "loss" else f"{named} / threshold")
     sheet.label("step", variant_titles(variants), words)
-    return sheet.page("", concat(drawn, ignore_index=True))
+    yield sheet.page("", *drawn)
 
 
 def _values(table: DataFrame, name: str) -> DataFrame:

@@ -71,7 +71,7 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel(f"loss after the same {_ALONG[along]}")
         if (row, column) == (0, 0):
             ax.set_ylabel("loss")
-    yield sheet.page("", concat(results.values(), ignore_index=True))
+    yield sheet.page("", *results.values())
 
 
 _MARKS = "os^Dv<>PXpd"  # markers of rules, so that colour is not the only distinction
@@ -127,15 +127,12 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel("gradients")
             label_side(ax, "loss")
         else:
-            ordered = [_in_rows(results[along], order) for along in _BUDGETS]
+            ordered = [
+                results[along].set_index("rule").loc[order] for along in _BUDGETS
+            ]
             _draw_ratios(ax, ordered, rules, reference)
     _name_rules(sheet, ends, order, rules)
     yield sheet.page("", _written(result, points, results))
-
-
-def _in_rows(results: DataFrame, order: list[str]) -> DataFrame:
-    """Return the results in the order of the rules, from below."""
-    return results.set_index("rule").loc[order].reset_index()
 
 
 def _draw_ratios(
@@ -148,34 +145,40 @@ def _draw_ratios(
     set_decades(ax, "x")
     for rows, (_, face) in zip(results, _BUDGETS.values(), strict=True):
         shift = 0.16 if face is None else -0.16
-        rows = rows.assign(**{name: rows[name].mask(rows["rule"] == reference, 1.0)})
-        for rank, row in enumerate(rows.to_dict("records")):
-            colour = _tone(rules.index(row["rule"]))
+        rows = rows.assign(**{name: rows[name].mask(rows.index == reference, 1.0)})
+        for rank, (rule, row) in enumerate(rows.iterrows()):
+            colour = _tone(rules.index(rule))
             ends = np.array([[row[name] - row[low]], [row[high] - row[name]]])
-            style: dict[str, Any] = {
-                "color": colour,
-                "mfc": face or colour,
-                "markersize": 3.5,
-                "elinewidth": 0.8,
-            }
-            reach = ends if np.isfinite(ends).all() else None
-            ax.errorbar([row[name]], [rank + shift], xerr=reach, fmt="o", **style)
+            ax.errorbar(
+                [row[name]],
+                [rank + shift],
+                xerr=ends if np.isfinite(ends).all() else None,
+                fmt="o",
+                color=colour,
+                mfc=face or colour,
+                markersize=3.5,
+                elinewidth=0.8,
+            )
     if reference:
         ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.set_ylim(-0.6, len(results[0]) - 0.4)
     ax.set_xlabel(f"loss / loss of {_named(reference)}" if reference else "loss")
-    dot: dict[str, Any] = {
-        "marker": "o",
-        "color": "#333333",
-        "linestyle": "",
-        "markersize": 3.5,
-    }
-    keys, words = [], []
-    for budget, fill in _BUDGETS.values():
-        keys.append(Line2D([], [], **dot, markerfacecolor=fill or "#333333"))
-        words.append(f"after the {budget}")
+    dark = "#333333"
+    keys = [
+        Line2D(
+            [],
+            [],
+            marker="o",
+            color=dark,
+            linestyle="",
+            markersize=3.5,
+            markerfacecolor=fill or dark,
+            label=f"after the {budget}",
+        )
+        for budget, fill in _BUDGETS.values()
+    ]
     ax.legend(
-        keys, words, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=0.8
+        handles=keys, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=0.8
     )
 
 
@@ -206,13 +209,14 @@ def _name_rules(
                 curves.transData.transform((0.0, ends[rule]))
             )[1]
             bend = 1 + _LEADER / across
-            line: dict[str, Any] = {
-                "transform": curves.transAxes,
-                "clip_on": False,
-                "color": colour,
-                "linewidth": 0.4,
-            }
-            curves.plot([1.0, bend, reach], [start, height, height], **line)
+            curves.plot(
+                [1.0, bend, reach],
+                [start, height, height],
+                transform=curves.transAxes,
+                clip_on=False,
+                color=colour,
+                linewidth=0.4,
+            )
 
 
 def _written(
@@ -224,29 +228,21 @@ def _written(
         result.ratios.merge(chosen, on=["rule", "seed", "rate"])
         .groupby(["rule", "step"])["ratio"]
         .median()
+        .rename("decrease_ratio")
     )
     costs = result.losses.groupby(["rule", "step"])[["products", "seconds"]].first()
-    curves = concat(
-        [frame.assign(rule=rule) for rule, frame in points.items()], ignore_index=True
-    )
-    curves = curves.join(costs, on=["rule", "step"]).join(
-        ratios.rename("decrease_ratio"), on=["rule", "step"]
-    )
-    curves = curves.rename(
-        columns={"step": "gradients", "products": "gradients_and_products"}
-    ).assign(panel="curve")
+    place = ["rule", "step"]
+    curves = concat([frame.assign(rule=rule) for rule, frame in points.items()])
+    curves = curves.join(costs, on=place).join(ratios, on=place)
+    names = {"step": "gradients", "products": "gradients_and_products"}
     dots = [frame.assign(panel=f"same {along}") for along, frame in results.items()]
-    return concat([curves, *dots], ignore_index=True)
+    return concat([curves.rename(columns=names).assign(panel="curve"), *dots])
 
 
 def _named(rule: str) -> str:
     """Return the published name of a rule, with its changed settings."""
     name, comma, rest = rule.partition(",")
     return _RULES.get(name, name) + comma + rest
-
-
-def _line(rank: int) -> str:
-    return ("-", "--", ":")[min(rank // 4, 2)]
 
 
 def _tone(rank: int) -> str:
@@ -270,24 +266,20 @@ def _curves(ax: Axes, result: Race, rules: list[str], along: str) -> None:
     set_decades(ax, "y")
     for rank, rule in enumerate(rules):
         points = _points(result, rule, along, along)
-        style: dict[str, Any] = {
-            "linestyle": _line(rank),
-            "marker": _MARKS[rank % len(_MARKS)],
-            "alpha": 0.12,
-        }
         draw_interval(
             ax,
             points,
             along,
             colour=_tone(rank),
             label=_named(rule),
+            linestyle=("-", "--", ":")[min(rank // 4, 2)],
+            marker=_MARKS[rank % len(_MARKS)],
             markersize=2.6,
-            **style,
+            alpha=0.12,
         )
+    furthest = 2 * result.budget["seconds"]
     if along == "step":
         furthest = result.losses[along].max()
-    else:
-        furthest = 2 * result.budget["seconds"]
     ax.set_xlim(0, 1.02 * furthest)
     ax.axvline(result.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
@@ -319,20 +311,17 @@ def _ratio(row: Any) -> str:
     return ""
 
 
-def _draw_dots(ax: Axes, results: DataFrame) -> None:
+def _draw_results(ax: Axes, results: DataFrame) -> None:
     for rank, row in enumerate(results.itertuples()):
         ends = [[row.mean - row.low], [row.high - row.mean]]
-        style: dict[str, Any] = {
-            "fmt": _MARKS[rank % len(_MARKS)],
-            "markersize": 3,
-            "color": _tone(rank),
-        }
-        reach = ends if np.isfinite(ends).all() else None
-        ax.errorbar([row.mean], [rank], xerr=reach, **style)
-
-
-def _draw_results(ax: Axes, results: DataFrame) -> None:
-    _draw_dots(ax, results)
+        ax.errorbar(
+            [row.mean],
+            [rank],
+            xerr=ends if np.isfinite(ends).all() else None,
+            fmt=_MARKS[rank % len(_MARKS)],
+            markersize=3,
+            color=_tone(rank),
+        )
     names = [
         f"{_named(row.rule)} ({row.rates}){_ratio(row)}" for row in results.itertuples()
     ]
