@@ -58,6 +58,11 @@ class SpectrumKey:
     part: str
     dim: int
 
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether the block is that of a weight, or of a group of weights, with itself."""
+        return self.row == self.col and self.row_layer == self.layer
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -84,14 +89,8 @@ class Density:
     half: StoredQuadrature
 
 
-def every(place: SpectrumKey) -> bool:
-    """Return True for every block: the filter that selects all."""
-    del place
-    return True
-
-
 def read_spectra(
-    folder: Path, wanted: Callable[[SpectrumKey], bool] = every
+    folder: Path, wanted: Callable[[SpectrumKey], bool] = lambda place: True
 ) -> list[Spectrum]:
     """Return the stored eigenvalues of the `wanted` blocks in the manifest's order.
 
@@ -101,7 +100,7 @@ def read_spectra(
 
 
 def read_densities(
-    folder: Path, wanted: Callable[[SpectrumKey], bool] = every
+    folder: Path, wanted: Callable[[SpectrumKey], bool] = lambda place: True
 ) -> list[Density]:
     """Return the stored densities of the `wanted` blocks. Raises UserError as `read_spectra` does."""
     return _read(folder, _DENSITY, wanted, _density)

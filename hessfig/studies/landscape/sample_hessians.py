@@ -78,15 +78,11 @@ def _sums(
             )
             if vectors is None:
                 vectors = _vectors(request, layer, col, column.dim)
-            else:
-                vectors = vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
             products = multiplied(column, vectors, summands(request.parts), at_once)
             whole = {key: product.double().cpu() for key, product in products.items()}
             for key, product in completed(whole, request.parts).items():
-                total[key] = (
-                    total[key] + size * product if key in total else size * product
-                )
+                total[key] = total.get(key, 0.0) + size * product
         sums.append(dict(total))
         start = k
     return sums
@@ -127,10 +123,8 @@ def _rows(
             "hessian_distance_null": _times(spread, max(1 / k - 1 / last, 0.0) ** 0.5),
             **_eigenvalues(here, of[0], request),
         }
-        rows += [
-            block_row(name, request, *of, found, index=k)
-            for name, found in numbers.items()
-        ]
+        for name, found in numbers.items():
+            rows.append(block_row(name, request, *of, found, index=k))
     return rows
 
 
@@ -154,10 +148,9 @@ def _spread(
         share = 1 / (stop - start) - 1 / int(at[-1])
         if share > 0:
             spreads.append(((high - low) / (stop - start) - whole) / share**0.5)
+    stacked = torch.zeros_like(whole)
     if spreads:
         stacked = torch.cat(spreads) / len(spreads) ** 0.5
-    else:
-        stacked = torch.zeros_like(whole)
     return _ratio(stacked, whole, request)
 
 

@@ -88,6 +88,22 @@ class PerturbedBlock:
                 losses = torch.stack([self._loss(step).detach() for step in steps])
         return losses.detach().double().cpu()
 
+    @cached_property
+    def before(self) -> float:
+        """The loss at the weights as they are."""
+        return float(self.losses(self.weights[None]))
+
+    def rises(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
+        """Return by how much the loss at each of the points is above the loss at the weights as they are."""
+        if len(points):
+            return self.losses(points.to(self.weights)) - self.before
+        return torch.empty(0)
+
+    @property
+    def slope(self) -> Float[Tensor, " dim"]:
+        """The gradient of the loss with respect to the block's weights."""
+        return self.flat(LossGradient(self.problem).gradient).double().cpu()
+
     def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}
         terms = []
@@ -235,10 +251,9 @@ class _Pruned:
         size = len(self._weights)
         shares = request.at.config.compression.shares
         self._counts = sorted({0, *(round(share * size) for share in shares)})
-        self._before = float(subject.losses(subject.weights[None]))
         self._rounding = _ROUNDINGS * torch.finfo(subject.weights.dtype).eps
         eye = torch.arange(size)
-        self._rises = self._rise(zeroed_each([one[None] for one in eye], self._weights))
+        self._rises = self._rise([one[None] for one in eye])
         self._rows: list[Tensor] = []
         for _, shape, places in subject.matrices:
             self._rows.extend(places.view(shape))
@@ -250,8 +265,8 @@ class _Pruned:
         yield from self._along(
             "removed_share", [count / len(self._weights) for count in self._counts]
         )
-        of_rows = self._rise(zeroed_each(self._rows, self._weights))
-        of_heads = self._rise(zeroed_each(self._heads, self._weights))
+        of_rows = self._rise(self._rows)
+        of_heads = self._rise(self._heads)
         yield from self._along("head_increase", of_heads.tolist(), first=1)
         for name, saliency in self._saliencies.items():
             yield self._correlation(f"{name}_correlation", saliency.single, self._rises)
@@ -260,7 +275,7 @@ class _Pruned:
             )
             yield self._correlation(f"{name}_row_correlation", saliencies, of_rows)
             if saliency.inverse is not None:
-                moved = self._rise(
+                moved = self.subject.rises(
                     brain_surgeon.compensated(self._weights, saliency.inverse)
                 )
                 yield self._correlation(
@@ -281,18 +296,12 @@ class _Pruned:
             **{name: one.single for name, one in self._saliencies.items()},
         }
 
-    def _rise(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
-        if len(points):
-            return self.subject.losses(points.to(self.subject.weights)) - self._before
-        return torch.empty(0)
+    def _rise(self, groups: Groups) -> Float[Tensor, " groups"]:
+        """Return the true rise of the loss with each of the groups at zero."""
+        return self.subject.rises(zeroed_each(groups, self._weights))
 
     def _all(self, generator: Generator) -> Iterator[tuple[str, _Saliency]]:
         weights, matrices = self._weights, self.subject.surrogates(PRUNED_BY)
-        slope = (
-            self.subject.flat(LossGradient(self.subject.problem).gradient)
-            .double()
-            .cpu()
-        )
         curved = brain_surgeon.obd(weights, matrices[Surrogate.hessian].diagonal())
         yield (
             "random",
@@ -301,7 +310,7 @@ class _Pruned:
             ),
         )
         yield "magnitude", self._additive(weights.square())
-        yield "taylor", self._additive(curved - slope * weights)
+        yield "taylor", self._additive(curved - self.subject.slope * weights)
         for name, matrix in matrices.items():
             yield (
                 f"obd_{name}",
@@ -340,7 +349,7 @@ class _Pruned:
             one, self._rounding * float(one.abs().max()) if len(one) else 0.0
         )
         correlation = correlated(
-            saliencies, _flushed(other, self._rounding * abs(self._before))
+            saliencies, _flushed(other, self._rounding * abs(self.subject.before))
         )
         return state_row(name, self._request, correlation, block=self.subject.block)
 
@@ -393,10 +402,9 @@ def _heads(subject: PerturbedBlock, request: Request) -> Groups:
     entries: dict[tuple[int, int], list[Tensor]] = {}
     for weight, shape, places in subject.matrices:
         if weight.name in (*_BY_ROWS, Matrix.W_O):
+            along = places.view(shape)
             if weight.name == Matrix.W_O:
-                along = places.view(shape).T
-            else:
-                along = places.view(shape)
+                along = along.T
             for head, cut in enumerate(along.chunk(request.model.n_heads)):
                 entries.setdefault((weight.layer, head), []).append(cut.flatten())
     return [torch.cat(entries[key]) for key in sorted(entries)]
@@ -457,24 +465,19 @@ def _predicted(
     places = torch.cat([one for _, _, one in subject.matrices])
     surrogates = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
     hessian, fisher = (surrogates[name][places[:, None], places] for name in surrogates)
-    slope = subject.flat(LossGradient(subject.problem).gradient).double().cpu()[places]
-    before = subject.losses(subject.weights[None])
+    slope = subject.slope[places]
     numbers = dict[tuple[str, int], float]()
     for bits in request.at.config.compression.bits:
         grid = brain_surgeon.RowGrids(
             [weights[one].view(shape) for _, shape, one in subject.matrices], bits
         )
         step = grid(weights[places]) - weights[places]
-        moved = _placed(weights, places, (weights[places] + step)[None]).to(
-            subject.weights
-        )
+        moved = _placed(weights, places, (weights[places] + step)[None])
         mean, bent = float(step.square().mean()), float(step @ hessian @ step) / 2
-        values = {RISE: float(subject.losses(moved) - before)}
-        values |= {
+        values = {
+            RISE: float(subject.rises(moved)),
             "hawq_prediction": float(hessian.trace()) * mean,
             "fisher_prediction": float(fisher.trace()) * mean,
-        }
-        values |= {
             "quadratic_prediction": bent,
             "taylor_prediction": float(slope @ step) + bent,
         }
@@ -511,12 +514,9 @@ def _of_block(subject: PerturbedBlock, request: Request) -> Iterator[Row]:
         rounded[f"gptq_{surrogate}"] = [
             brain_surgeon.gptq(weights[places], inverse, grid) for grid in grids
         ]
-    before = subject.losses(subject.weights[None])
     for name, changed in rounded.items():
-        points = _placed(weights, places, torch.stack(changed)).to(subject.weights)
-        for count, rise in zip(
-            bits, (subject.losses(points) - before).tolist(), strict=True
-        ):
+        rises = subject.rises(_placed(weights, places, torch.stack(changed)))
+        for count, rise in zip(bits, rises.tolist(), strict=True):
             yield state_row(
                 f"{name}_increase", request, rise, block=subject.block, index=count
             )

@@ -1,8 +1,10 @@
 """Stored spectra and densities of a sweep, collected for a figure, and the table of their extremes."""
 
+from __future__ import annotations
+
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,7 +40,6 @@ from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
 Wanted = Callable[[SpectrumKey], bool]
-Coordinates = tuple[float | None, float | None]  # sigma and step
 
 
 @dataclass(frozen=True)
@@ -66,28 +67,19 @@ class Collected:
         """The seeds, starting with the first one."""
         return sorted({place.seed for place in self.places})
 
-    @cached_property
-    def where(self) -> str:
-        """The common sigma and step in words: ' σ = 0.2, step 300.', or ""."""
-        return _sentence([*self._sigmas, self.step_words])
-
-    @cached_property
-    def where_but_steps(self) -> str:
-        """The common sigma in words: ' σ = 0.2.', or ""."""
-        return _sentence(self._sigmas)
-
-    @cached_property
-    def _sigmas(self) -> list[str]:
+    def where(self, *, with_step: bool) -> str:
+        """Return the common sigma, and the step, in words: ' σ = 0.2, step 300.', or ""."""
         sigmas = {place.sigma for place in self.places}
-        return [f"σ = {sigma:g}" for sigma in sigmas if not math.isnan(sigma)]
+        words = [f"σ = {sigma:g}" for sigma in sigmas if not math.isnan(sigma)]
+        if with_step and self.step is not None:
+            words.append(self.step_words)
+        return f" {', '.join(words)}." if words else ""
 
     @cached_property
     def step(self) -> float | None:
         """The common step of the training, if there is one."""
-        for place in self.places:
-            if not math.isnan(place.step):
-                return place.step
-        return None
+        steps = [place.step for place in self.places if not math.isnan(place.step)]
+        return steps[0] if steps else None
 
     @property
     def step_words(self) -> str:
@@ -108,25 +100,18 @@ class Collected:
         present = {place.part for place in self.places}
         return [part.value for part in Part if part in present]
 
-    def spectra_of(
-        self, network: Network, block: BlockName, part: str
-    ) -> list[Spectrum]:
-        """Return the eigenvalues of a block, one spectrum per seed."""
-        return [
-            spectrum
-            for spectrum in self.spectra
-            if _is_of(spectrum.place, network, block, part)
-        ]
+    def of(self, network: Network, block: BlockName, part: str) -> Collected:
+        """Return the eigenvalues and densities of a block, of each one per seed."""
 
-    def densities_of(
-        self, network: Network, block: BlockName, part: str
-    ) -> list[Density]:
-        """Return the densities of a block, one per seed."""
-        return [
-            density
-            for density in self.densities
-            if _is_of(density.place, network, block, part)
-        ]
+        def is_of(one: Spectrum | Density) -> bool:
+            place = one.place
+            its_network = place.variant, place.num_layers
+            its_block = place.layer, place.row
+            return (its_network, its_block, place.part) == (network, block, part)
+
+        return Collected(
+            list(filter(is_of, self.spectra)), list(filter(is_of, self.densities))
+        )
 
 
 def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
@@ -141,49 +126,42 @@ def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
     )
 
 
-def collected(
-    source: Source, wanted: Wanted | None = None
-) -> Iterator[tuple[str, Collected]]:
-    """Yield (words, stored spectra) for every sigma and step of a sweep; the words name coordinates that vary.
+def side_by_side(
+    source: Source, wanted: Wanted
+) -> Iterator[tuple[str, list[Collected]]]:
+    """Yield (words, stored spectra of every step of a training) for every sigma; the words name one that varies.
 
     Networks without a sigma are collected with the others if these share a single
     sigma. Raises UserError for a sweep that was not run, and if neither spectra nor
-    densities of diagonal blocks are stored.
+    densities of `wanted` blocks are stored.
     """
     folder, measured = source.folder, source.table["quantity"].unique()
-    every = Collected([], [])
+    every: list[Spectrum | Density] = []
     if has_spectra(folder):
-        every.spectra.extend(read_spectra(folder, _both(wanted)))
+        every.extend(read_spectra(folder, wanted))
     if has_densities(folder):
-        every.densities.extend(read_densities(folder, _both(wanted)))
-    if not every.places:
+        every.extend(read_densities(folder, wanted))
+    if not every:
         raise UserError(
             f"{folder} contains neither eigenvalues nor densities of such blocks",
             got=f"quantities {', '.join(measured)}",
             allowed="a sweep with spectrum or density among its quantities",
             remedy=f"hessfig run sweep={folder.name} 'quantities=[spectrum]'",
         )
-    sigmas = {place.sigma for place in every.places if not math.isnan(place.sigma)}
-    alone = sigmas.pop() if len(sigmas) == 1 else None
-    coordinates = dict.fromkeys(_coordinates(place, alone) for place in every.places)
-    several = [len(set(values)) > 1 for values in zip(*coordinates, strict=True)]
-    for place in coordinates:
-        yield _words(place, several), _at(every, place, alone)
-
-
-def _sentence(words: Sequence[str]) -> str:
-    named = ", ".join(filter(None, words))
-    return f" {named}." if named else ""
-
-
-def side_by_side(
-    source: Source, wanted: Wanted | None = None
-) -> Iterator[tuple[str, list[Collected]]]:
-    """Yield (words, stored spectra of every step of a training) for every sigma; see `collected`."""
-    of_sigma: dict[str, list[Collected]] = {}
-    for words, state in collected(source, wanted):
-        of_sigma.setdefault(words.partition("step_")[0].rstrip("_"), []).append(state)
-    yield from of_sigma.items()
+    sigmas = {one.place.sigma for one in every if not math.isnan(one.place.sigma)}
+    of_sigma: dict[str, dict[str, Collected]] = {}
+    for one in every:
+        words = ""
+        if len(sigmas) > 1 and one.place.sigma in sigmas:
+            words = f"sigma_{one.place.sigma:g}"
+        states = of_sigma.setdefault(words, {})
+        state = states.setdefault(str(one.place.step), Collected([], []))
+        if isinstance(one, Spectrum):
+            state.spectra.append(one)
+        else:
+            state.densities.append(one)
+    for words, states in of_sigma.items():
+        yield words, list(states.values())
 
 
 def by_rank(spectra: list[Spectrum], ranks: list[int]) -> DataFrame:
@@ -196,47 +174,6 @@ def by_rank(spectra: list[Spectrum], ranks: list[int]) -> DataFrame:
         "count": len(values),
     }
     return DataFrame(counted)
-
-
-def _both(wanted: Wanted | None) -> Wanted:
-    """Return a filter for diagonal blocks that are also `wanted`."""
-
-    def both(place: SpectrumKey) -> bool:
-        diagonal = place.row == place.col and place.row_layer == place.layer
-        return diagonal and (wanted is None or wanted(place))
-
-    return both
-
-
-def _is_of(place: SpectrumKey, network: Network, block: BlockName, part: str) -> bool:
-    mine = (place.variant, place.num_layers), (place.layer, place.row), place.part
-    return mine == (network, block, part)
-
-
-def _coordinates(place: SpectrumKey, alone: float | None) -> Coordinates:
-    """Return sigma and step of a place; `alone` replaces a missing sigma."""
-    sigma = alone if math.isnan(place.sigma) else place.sigma
-    step = None if math.isnan(place.step) else place.step
-    return sigma, step
-
-
-def _words(coordinates: Coordinates, several: Sequence[bool]) -> str:
-    words = []
-    named = zip(("sigma", "step"), coordinates, several, strict=True)
-    for name, value, varies in named:
-        if varies and value is not None:
-            words.append(f"{name}_{value:g}")
-    return "_".join(words)
-
-
-def _at(every: Collected, coordinates: Coordinates, alone: float | None) -> Collected:
-    def here(place: SpectrumKey) -> bool:
-        return _coordinates(place, alone) == coordinates
-
-    return Collected(
-        [one for one in every.spectra if here(one.place)],
-        [one for one in every.densities if here(one.place)],
-    )
 
 
 _WORDS = {

@@ -111,7 +111,7 @@ def _note(states: Sequence[_Distances], part: str, kernel: Kernel) -> str:
     """Return what the maps of a part are computed from, and where."""
     first = states[0].of
     kind = "exact eigenvalues" if first.spectra else "Lanczos densities"
-    setting = first.where if len(states) == 1 else first.where_but_steps
+    setting = first.where(with_step=len(states) == 1)
     sides = ""
     if _is_split(states):
         below, above = (state.of.step_words for state in states)

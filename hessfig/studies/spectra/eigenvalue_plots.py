@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -71,11 +72,8 @@ class Panel:
     def exact(self) -> Spectrum | None:
         """The exact eigenvalues of the seed of the first density (or of the first seed)."""
         seeds = {one.place.seed: one for one in self.spectra}
-        if self.densities:
-            wanted: int | None = self.densities[0].place.seed
-        else:
-            wanted = next(iter(seeds), None)
-        return seeds.get(wanted) if wanted is not None else None
+        firsts = self.densities or self.spectra
+        return seeds.get(firsts[0].place.seed) if firsts else None
 
     @property
     def range(self) -> tuple[float, float]:
@@ -250,7 +248,7 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     chosen = spec.words("weights")
     part = spec.choice("part", [member.value for member in Part], Part.H.value)
     asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec)
-    for words, states in side_by_side(source):
+    for words, states in side_by_side(source, attrgetter("is_diagonal")):
         first = states[0]
         needed = {_SORTED: first.spectra, _DENSITY: True, _CUMULATIVE: first.densities}
         kinds = [kind for kind in _LABELS if needed[kind]]
@@ -338,7 +336,7 @@ def _page(
         row = f"{name}{layer or ''}:{kind}"
         names.append([f"{row}:{column.name}" for column in columns])
     note = _note(first, asked.kernel, asked.part, kind)
-    note += first.where_but_steps if columns[0].of_several_steps else first.where
+    note += first.where(with_step=not columns[0].of_several_steps)
     height = 0.8
     if len(blocks) <= 4:
         height = 1.5 if len(blocks) == 1 else 1.15
@@ -392,12 +390,9 @@ def _draw(
     if kind == _SORTED:
         return _draw_parts(ax, state, network, block)
     part = asked.part
-    panel = Panel(
-        state.spectra_of(network, block, part),
-        state.densities_of(network, block, part),
-        asked.kernel,
-    )
-    empty = not (panel.spectra or panel.densities)
+    own = state.of(network, block, part)
+    panel = Panel(own.spectra, own.densities, asked.kernel)
+    empty = not own.places
     if empty or panel.range == (0.0, 0.0):
         say(ax, "(not measured)" if empty else "= 0 (every eigenvalue)")
         return DataFrame()
@@ -409,14 +404,14 @@ def _draw(
 def _draw_parts(
     ax: Axes, state: Collected, network: Network, block: BlockName
 ) -> DataFrame:
-    numbers = [DataFrame()]
+    numbers = []
     for part in state.parts:
-        spectra = state.spectra_of(network, block, part)
+        spectra = state.of(network, block, part).spectra
         if spectra:
             numbers.append(draw_sorted(ax, spectra, part).assign(part=part))
-    if len(numbers) == 1:
+    if not numbers:
         say(ax, "(not measured)")
-    return concat(numbers)
+    return concat(numbers or [DataFrame()])
 
 
 def _scale_rows(
@@ -443,10 +438,9 @@ def _note(state: Collected, kernel: Kernel, part: str, kind: str) -> str:
     """Return the note of a page: meaning of the marks, and what was measured."""
     if kind == _SORTED:
         count = len(state.seeds)
+        means = "1 seed"
         if count > 1:
             means = f"mean over {count} seeds, {spread_words(count)}"
-        else:
-            means = "1 seed"
         return f"Eigenvalues over the share of them that is smaller, {means}."
     marks = ["grey: exact eigenvalues"] if state.spectra and kind == _DENSITY else []
     if state.densities:

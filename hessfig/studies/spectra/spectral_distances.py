@@ -277,11 +277,7 @@ PAIR = ["one_layer", "one", "other_layer", "other"]
 
 def is_weight(place: SpectrumKey) -> bool:
     """Return whether a place is the diagonal block of a single weight, not of a group or a pair."""
-    return (
-        place.row == place.col
-        and place.row not in list(Group)
-        and place.row_layer == place.layer
-    )
+    return place.is_diagonal and place.row not in list(Group)
 
 
 def pair_distances(
