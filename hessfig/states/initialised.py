@@ -62,12 +62,10 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
     network = maker.skeleton(config).to(getattr(torch, config.dtype))
     scaled = _scaled(config.model, maker.layout(config))
+    draw = _draw_for(config.model, sigma, seed, scaled)
     if config.state.draw == Draws.published:
-        draw_weights(
-            network, published.draw_for(config, network, sigma=sigma, seed=seed)
-        )
-    else:
-        draw_weights(network, _draw_for(config.model, sigma, seed, scaled))
+        draw = published.draw_for(config, network, sigma=sigma, seed=seed)
+    draw_weights(network, draw)
     if isinstance(network, BareAttention):
         network.sigma = sigma
     return network.requires_grad_(False)
@@ -107,29 +105,22 @@ def _weight(
     model: ModelConfig, name: str, shape: torch.Size, generator: torch.Generator
 ) -> Tensor:
     """Draw one weight matrix (outputs, inputs) at the scale of its initialisation."""
-    if model.initialisation == Initialisation.gpt2:
-        shrunk = (2 * model.n_layers) ** -0.5 if name.endswith(_RESIDUAL) else 1.0
-        return torch.randn(shape, dtype=torch.float64, generator=generator) * (
-            GPT2_DEVIATION * shrunk
-        )
     drawn = kind(model.kind).weights_drawn
-    if drawn == Draw.uniform:
-        bound = shape[1] ** -0.5
-        return (
-            2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1
-        ) * bound
-    if drawn == Draw.relu:
-        return (
-            torch.randn(shape, dtype=torch.float64, generator=generator)
-            * (2 / shape[1]) ** 0.5
-        )
-    # The paper's weights have d_model inputs; where a weight has many more, its own
-    # number keeps the scale.
-    inputs = shape[1] if drawn == Draw.inputs else model.d_model
-    return (
-        torch.randn(shape, dtype=torch.float64, generator=generator)
-        * (WEIGHT_VARIANCE / inputs) ** 0.5
-    )
+    is_gpt2 = model.initialisation == Initialisation.gpt2
+    if drawn == Draw.uniform and not is_gpt2:
+        numbers = torch.rand(shape, dtype=torch.float64, generator=generator)
+        return (2 * numbers - 1) * shape[1] ** -0.5
+    if is_gpt2:
+        shrunk = (2 * model.n_layers) ** -0.5 if name.endswith(_RESIDUAL) else 1.0
+        deviation = GPT2_DEVIATION * shrunk
+    elif drawn == Draw.relu:
+        deviation = (2 / shape[1]) ** 0.5
+    else:
+        # The paper's weights have d_model inputs; where a weight has many more, its own
+        # number keeps the scale.
+        inputs = shape[1] if drawn == Draw.inputs else model.d_model
+        deviation = (WEIGHT_VARIANCE / inputs) ** 0.5
+    return torch.randn(shape, dtype=torch.float64, generator=generator) * deviation
 
 
 def _scaled(model: ModelConfig, layout: Layout) -> frozenset[str]:

@@ -73,11 +73,9 @@ def science(config: Config) -> dict[str, Any]:
     if config.state.kind == State.initialised:
         # The published generators go through the grid: another grid has other numbers
         # at the same sigma.
-        is_published = config.state.draw == Draws.published
-        if is_published:
+        order: dict[str, Any] = {}
+        if config.state.draw == Draws.published:
             order = {"draw": Draws.published.value, "grid": sigma_values(config.grid)}
-        else:
-            order = {}
         return {"kind": State.initialised.value, **order}
     return {
         "kind": State.loaded.value,

@@ -75,7 +75,7 @@ class Workers:
     def run(self, sweep: Sweep, say: Say) -> Summary | None:
         """Measure the sweep, or the share that the setting `shard` names."""
         job = self._job
-        command = command_of(self._job)
+        command = command_of(job)
         shard = sweep.config.shard
         if sweep.config.dry_run:
             say(*status_lines(job, sweep))

@@ -24,6 +24,7 @@ from hessfig.record import FROBENIUS
 from hessfig.sweep.variant import Variant
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core
+_BYTES = {DType.float64: 8, DType.float32: 4}  # of a number
 MOST_CELLS, MOST_YEARS = 200_000, 100  # a plan of as many cells takes some seconds
 _YEAR = 365 * 24 * 3600.0
 
@@ -178,23 +179,18 @@ def expected_memory(variant: Variant) -> float | None:
     facts = kind(config.model.kind)
     if facts.place or not task.data.facts.length:
         return None
-    number = 8 if config.dtype == DType.float64 else 4
     is_dense = _is_dense(variant)
     dense = dense_bytes(config, layout) if is_dense else 0.0
+    held = dense + sum(size for _, _, size in _held(variant))
     if is_counted(model) and (is_dense or FROBENIUS in config.quantities):
         if is_dense:
             estimator = replace(config.estimator, method=Method.dense)
             config = replace(config, estimator=estimator)
-        return (
-            _START
-            + norm_bytes(config, layout)
-            + dense
-            + sum(size for _, _, size in _held(variant))
-        )
+        return _START + norm_bytes(config, layout) + held
     scores = model.n_heads * task.num_tokens if facts.has_scores else 0
     positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
     kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
-    return _START + number * kept + dense + sum(size for _, _, size in _held(variant))
+    return _START + _BYTES[config.dtype] * kept + held
 
 
 def _is_dense(variant: Variant) -> bool:
@@ -209,7 +205,7 @@ def _is_dense(variant: Variant) -> bool:
 def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     """Yield what a worker holds in memory: the setting, the object, its bytes."""
     config, layout = variant.config, variant.layout
-    number = 8 if config.dtype == DType.float64 else 4
+    number = _BYTES[config.dtype]
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
     if config.task.data.facts.length:
         yield from _activations(config, number)
@@ -219,44 +215,31 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     )
     key = place if is_given else "model.d_model"
     yield key, f"a network of {weights} weights", number * weights
+    widest = variant.widest
     if config.estimator.method.facts.fewest:
         count = config.estimator.num_probes
-        yield (
-            "estimator.num_probes",
-            f"{count} probes of {variant.widest} signs",
-            count * variant.widest,
-        )
-    for key in filter(
-        None, (variant.quantity(name).holds for name in config.quantities)
-    ):
-        steps = min(value_of(config, key), variant.widest)
-        yield (
-            key,
-            f"{steps} Lanczos vectors of {variant.widest} numbers",
-            number * steps * variant.widest,
-        )
+        what = f"{count} probes of {widest} signs"
+        yield "estimator.num_probes", what, count * widest
+    for name in config.quantities:
+        key = variant.quantity(name).holds
+        if key:
+            steps = min(value_of(config, key), widest)
+            what = f"{steps} Lanczos vectors of {widest} numbers"
+            yield key, what, number * steps * widest
 
 
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
     task, model = config.task, config.model
     length = task.num_tokens
+    key = f"task.{task.data.facts.length}"
     if task.batch_size > length:
         key = "task.batch_size"
-    else:
-        key = f"task.{task.data.facts.length}"
+    tokens = number * task.batch_size * length
     shape = f"a batch of {task.batch_size} sequences of {length} tokens"
-    yield (
-        key,
-        f"{shape}, {model.d_model} wide",
-        number * task.batch_size * length * model.d_model,
-    )
+    yield key, f"{shape}, {model.d_model} wide", tokens * model.d_model
     if kind(model.kind).has_scores:
-        scores = task.batch_size * model.n_heads * length**2
-        yield (
-            key,
-            f"the attention scores of {shape}, {model.n_heads} heads",
-            number * scores,
-        )
+        what = f"the attention scores of {shape}, {model.n_heads} heads"
+        yield key, what, tokens * model.n_heads * length
 
 
 def _seconds(variant: Variant) -> float:
@@ -266,13 +249,8 @@ def _seconds(variant: Variant) -> float:
         variant.quantity(name).operations(config, variant.layout)
         for name in config.quantities
     )
-    return (
-        each
-        * config.seeds
-        * variant.num_sigmas
-        * len(variant.steps())
-        / assumed_flops(config)
-    )
+    networks = config.seeds * variant.num_sigmas * len(variant.steps())
+    return each * networks / assumed_flops(config)
 
 
 def _too_large(key: str, what: str, size: int, most: int) -> UserError:

@@ -140,10 +140,9 @@ class MonitoredTraining:
             if not is_free and self._parts.get(name) != parts.get(name):
                 other.append(name)
         if other or steps[0] >= step:
+            what = f"not of what step {step} is now"
             if other:
                 what = f"where these were others: {first_few(other)}"
-            else:
-                what = f"not of what step {step} is now"
             raise _other(
                 self.folder,
                 "the measurements of another training",
@@ -268,21 +267,20 @@ class MonitoredTraining:
             )
 
     def _labels(self, cell: _Cell) -> dict[str, Any]:
-        place = {"sigma": None, "step": cell.step, "seed": self._config.first_seed}
         return {
             "variant": "",
             "num_layers": self._num_layers,
-            **place,
+            "sigma": None,
+            "step": cell.step,
+            "seed": self._config.first_seed,
             "quantity": cell.quantity,
         }
 
     def _table(self) -> str:
-        cells = sorted(self._cells, key=lambda cell: cell.step)
-        shared = {"sweep": self.folder.name}
         rows: list[dict[str, Any]] = []
-        for cell in cells:
+        for cell in sorted(self._cells, key=lambda cell: cell.step):
             config = self._hashes[cell.quantity][:12]
-            place = {**shared, "config": config, **self._labels(cell)}
+            place = {"sweep": self.folder.name, "config": config, **self._labels(cell)}
             rows.extend({**place, **row} for row in cell.rows)
         return table_text(rows)
 

@@ -131,18 +131,20 @@ def _described(
     other = {
         group: plain[group] for group in OF_ARCHITECTURE if plain[group] != first[group]
     }
-    shared = {
+    extra: dict[str, Any] = {
+        "data": kind(config.model.kind).about(config),
+        "networks": variant.networks(),
+        "witness": variant.witness,
+        "pilots": variant.left_out,
+    }
+    return {
+        **other,
         "variant": variant.name,
         "config": {name: variant.short_hash(name) for name in config.quantities},
         "model": plain["model"],
         "probes": allocation.probes or config.estimator.num_probes,
+        **{key: value for key, value in extra.items() if value},
     }
-    extra: dict[str, Any] = {
-        "data": kind(config.model.kind).about(config),
-        "networks": variant.networks(),
-    }
-    extra |= {"witness": variant.witness, "pilots": variant.left_out}
-    return {**other, **shared, **{key: value for key, value in extra.items() if value}}
 
 
 def provenance(config: Config) -> dict[str, Any]:

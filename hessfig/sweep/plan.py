@@ -52,20 +52,17 @@ class Cell:
     @cached_property
     def science(self) -> dict[str, Any]:
         """Everything that changes the numbers of this cell."""
-        settled = {"settled": dict(self.probe_counts)} if self.probe_counts else {}
-        step = {} if self.step is None else {"step": self.step}
-        content = self.variant.content(
-            self.sigma, self.seed, is_far=walks(self.quantity, self.config)
-        )
-        own = {"content": content} if content else {}
-        return {
-            **self.variant.science(self.quantity),
-            "sigma": self.sigma,
-            "seed": self.seed,
-            **step,
-            **settled,
-            **own,
-        }
+        science = self.variant.science(self.quantity)
+        science = {**science, "sigma": self.sigma, "seed": self.seed}
+        if self.step is not None:
+            science["step"] = self.step
+        if self.probe_counts:
+            science["settled"] = dict(self.probe_counts)
+        is_far = walks(self.quantity, self.config)
+        content = self.variant.content(self.sigma, self.seed, is_far=is_far)
+        if content:
+            science["content"] = content
+        return science
 
     @cached_property
     def key(self) -> str:
@@ -96,11 +93,15 @@ class Cell:
         return self.variant.layout.num_layers
 
     def __str__(self) -> str:
-        variant = f"{self.variant.name}, " if self.variant.name else ""
-        sigma = "" if self.sigma is None else f"sigma={self.sigma:g}, "
-        step = "" if self.step is None else f"step={self.step}, "
-        quantity = "" if self.quantity == FROBENIUS else f", {self.quantity}"
-        return f"{variant}n_layers={self.num_layers}, {sigma}{step}seed={self.seed}{quantity}"
+        words = [self.variant.name, f"n_layers={self.num_layers}"]
+        if self.sigma is not None:
+            words.append(f"sigma={self.sigma:g}")
+        if self.step is not None:
+            words.append(f"step={self.step}")
+        words.append(f"seed={self.seed}")
+        if self.quantity != FROBENIUS:
+            words.append(self.quantity)
+        return ", ".join(filter(None, words))
 
 
 class Sweep:

@@ -127,39 +127,31 @@ def summarise(summary: Summary) -> str:
     if summary.share:
         return f"shard {summary.share}: {done}; cells: {summary.table.parent / 'cells'}"
     if summary.peak:
-        memory = f", at most {summary.peak / 2**30:.2f} GiB per worker"
-    else:
-        memory = ""
-    lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
-    if is_file(summary.table):
-        where = f"table: {summary.table}{lacks}"
-    else:
-        where = "no table: no cell is finished"
-    return f"{done}{memory}; {where}"
+        done += f", at most {summary.peak / 2**30:.2f} GiB per worker"
+    if not is_file(summary.table):
+        return f"{done}; no table: no cell is finished"
+    lacks = f", {summary.missing} cells are missing in it" * bool(summary.missing)
+    return f"{done}; table: {summary.table}{lacks}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
+    still = "the probes above follow from them"
     if todo:
         still = "until they are done the number of probes above may change"
-    else:
-        still = "the probes above follow from them"
     return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
 def _variant_line(variant: Variant, allocation: Allocation) -> str:
     config = variant.config
-    if config.estimator.method.facts.fewest:
-        estimator = f"{config.estimator.method}, {_probes(config, allocation)} probes"
-    else:
-        estimator = config.estimator.method
     label = f"{variant.name}, " if variant.name else ""
-    others = [name for name in config.quantities if name != FROBENIUS]
-    quantities = f"; {', '.join(config.quantities)}" if others else ""
+    words = f"  {label}n_layers={variant.layout.num_layers}: {_span(variant)}{_blocks(variant)}"
+    if set(config.quantities) - {FROBENIUS}:
+        words += f"; {', '.join(config.quantities)}"
+    words += f"; {config.estimator.method}"
+    if config.estimator.method.facts.fewest:
+        words += f", {_probes(config, allocation)} probes"
     data = kind(config.model.kind).about(config)
-    return (
-        f"  {label}n_layers={variant.layout.num_layers}: {_span(variant)}{_blocks(variant)}{quantities}; "
-        f"{estimator}, {config.dtype}" + f"; {data}" * bool(data)
-    )
+    return f"{words}, {config.dtype}" + f"; {data}" * bool(data)
 
 
 def _span(variant: Variant) -> str:
@@ -312,11 +304,10 @@ def _product_lines(variants: Sequence[Variant]) -> list[str]:
         for variant in variants
     )
     known = sorted(size for size in sizes if size is not None)
-    if known:
-        ends = dict.fromkeys(f"{size / 1e9:.2g} GB" for size in (known[0], known[-1]))
-    else:
-        ends = {}
-    return [f"memory of a product: about {' to '.join(ends)}"] if ends else []
+    if not known:
+        return []
+    ends = dict.fromkeys(f"{size / 1e9:.2g} GB" for size in (known[0], known[-1]))
+    return [f"memory of a product: about {' to '.join(ends)}"]
 
 
 def _network(variant: Variant) -> str:
@@ -330,14 +321,10 @@ def _counted(count: int, what: str) -> str:
 
 def _probes(config: Config, allocation: Allocation) -> str:
     """Return the number of probes, or those of each column that was allotted some, from the most to the fewest."""
-    counts = {
-        col: sorted(set(at.values()), reverse=True)
-        for col, at in allocation.probes.items()
-    }
-    spans = [
-        f"{col} {count[0]}" + f" to {count[-1]}" * (len(count) > 1)
-        for col, count in counts.items()
-    ]
+    spans = []
+    for col, at in allocation.probes.items():
+        most, fewest = max(at.values()), min(at.values())
+        spans.append(f"{col} {most}" + f" to {fewest}" * (fewest < most))
     return ", ".join(spans) or str(config.estimator.num_probes)
 
 

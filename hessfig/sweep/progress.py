@@ -105,16 +105,12 @@ class NotebookBar:
             self._handle.update(self._form(), raw=True)
 
     def _form(self) -> dict[str, str]:
-        if self._total is None:
-            words = f"{self._text}: {self._note}"
-            return {
-                "text/plain": words,
-                "text/html": f"<progress></progress> {html.escape(words)}",
-            }
-        words = (
-            f"{self._text}: {self._done} of {self._total} {self._unit}, {self._note}"
-        )
-        bar = f'<progress max="{self._total}" value="{self._done}"></progress> {html.escape(words)}'
+        words, size = f"{self._text}: {self._note}", ""
+        if self._total is not None:
+            count = f"{self._done} of {self._total} {self._unit}"
+            words = f"{self._text}: {count}, {self._note}"
+            size = f' max="{self._total}" value="{self._done}"'
+        bar = f"<progress{size}></progress> {html.escape(words)}"
         return {"text/plain": words, "text/html": bar}
 
 
@@ -213,16 +209,15 @@ class Reporter:
         """Return the estimated remaining time, if any time was spent so far."""
         counted = sum(self.counts.values())
         done, left = counted - self._before_first, self._total - counted
-        seconds = self._measuring / done * left if done else 0.0
+        if not (done and left):
+            return ""
+        seconds = self._measuring / done * left
+        words = f"{seconds / 3600:.1f} h"
         if seconds < 90:
             words = f"{seconds:.0f} s"
         elif seconds < 5400:
             words = f"{seconds / 60:.0f} min"
-        else:
-            words = ""
-        if done and left:
-            return f", about {words or f'{seconds / 3600:.1f} h'} left"
-        return ""
+        return f", about {words} left"
 
     def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)

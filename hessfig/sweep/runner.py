@@ -96,20 +96,21 @@ def run_sweep(
     main = measure_cells(sweep, sweep.name, sweep.cells, launch)
     counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
     peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
-    run = {
-        "command": command,
-        "start": start,
-        "end": now(),
-        "seconds": round(seconds, 2),
-        "cells": counts,
-    }
-    run["peak_worker_memory_mib"] = round(peak / 2**20)
+    end = now()
     gathered = gather_cells(sweep.cells, sweep.store)
     lost = gather_cells(sweep.pilots, sweep.store).missing
     table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
     is_written = len(gathered.missing) < len(sweep.cells)
     diverged = _diverged(sweep, gathered.missing)
-    run["diverged_cells"] = len(diverged)
+    run = {
+        "command": command,
+        "start": start,
+        "end": end,
+        "seconds": round(seconds, 2),
+        "cells": counts,
+        "peak_worker_memory_mib": round(peak / 2**20),
+        "diverged_cells": len(diverged),
+    }
     written = _write(sweep, gathered, run) if is_written else []
     # `begin` has said what is not read.
     planned = [note for note in sweep.notes if note not in sweep.unread]

@@ -127,8 +127,8 @@ class Folder:
         beside = self._read(self.optimiser_path(step), step)[0]
         if weights is None or beside is None or not _reaches(beside, step):
             return None
-        moments = {name: value for name, value in beside.items() if name != _LOG}
-        return TrainingState(step, weights, moments, beside[_LOG])
+        log = beside.pop(_LOG)
+        return TrainingState(step, weights, beside, log)
 
     def nearest(self, step: int) -> TrainingState | None:
         """Return the latest state at or before `step` from which the training can resume: a stored one, or `resume`."""
@@ -136,12 +136,8 @@ class Folder:
         if on_the_way is not None and on_the_way.step > step:
             on_the_way = None
         least = on_the_way.step if on_the_way else -1
-        for kept in sorted(
-            (kept_step for kept_step in self._steps() if least < kept_step <= step),
-            reverse=True,
-        ):
-            state = self.at(kept)
-            if state is not None:
+        for kept in reversed(self._steps()):
+            if least < kept <= step and (state := self.at(kept)) is not None:
                 return state
         return on_the_way
 
@@ -212,15 +208,10 @@ class Folder:
         tensors, step = self._read(self._resume_path)
         if tensors is None or not _reaches(tensors, step):
             return None
-        weights = {
-            n.removeprefix(_WEIGHT): t
-            for n, t in tensors.items()
-            if n.startswith(_WEIGHT)
-        }
-        moments = {
-            n: t for n, t in tensors.items() if not n.startswith(_WEIGHT) and n != _LOG
-        }
-        return TrainingState(step, weights, moments, tensors[_LOG])
+        log = tensors.pop(_LOG)
+        names = [name for name in tensors if name.startswith(_WEIGHT)]
+        weights = {name.removeprefix(_WEIGHT): tensors.pop(name) for name in names}
+        return TrainingState(step, weights, tensors, log)
 
     def _read(
         self, path: Path, step: int | None = None

@@ -25,8 +25,7 @@ def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
     if norm == StepNorm.euclidean:
         whole = math.hypot(*(float(slope.norm()) for slope in slopes))
         return [_over(slope, whole) for slope in slopes], whole
-    directions = []
-    sizes = []
+    directions, sizes = [], []
     for slope in slopes:
         if norm == StepNorm.largest_entry:
             direction, size = slope.sign(), float(slope.abs().sum())
@@ -93,12 +92,8 @@ class NormDescent(torch.optim.Optimizer):
         """Take a step along the current gradients; parameters without a gradient do not move."""
         del closure
         for group in self.param_groups:
-            parameters = []
-            slopes = []
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameters.append(parameter)
-                    slopes.append(parameter.grad + group["weight_decay"] * parameter)
+            parameters = [one for one in group["params"] if one.grad is not None]
+            slopes = [one.grad + group["weight_decay"] * one for one in parameters]
             directions, dual = steepest(slopes, StepNorm(group["norm"]))
             for parameter, direction in zip(parameters, directions, strict=True):
                 parameter -= group["lr"] * dual * direction

@@ -46,16 +46,14 @@ def factors(
     parameters = list(named.values())
     if kind == Curvature.gradient_norm:
         return _stand_in([one.grad for one in parameters if one.grad is not None])
-    groups = [parameters]
-    if kind == Curvature.blocks:
-        groups = [[parameter] for parameter in parameters]
     with torch.enable_grad():
         slopes = gradients(loss(), parameters, create_graph=True)
-    at = dict(zip(parameters, slopes, strict=True))
+    groups = [(parameters, list(slopes))]
+    if kind == Curvature.blocks:
+        groups = [([one], [own]) for one, own in zip(parameters, slopes, strict=True)]
     steepest = []
     for number, group in enumerate(groups):
-        own = [at[parameter] for parameter in group]
-        steepest.append(_largest(group, own, seed=seed, step=step, number=number))
+        steepest.append(_largest(*group, seed=seed, step=step, number=number))
     curvatures = torch.tensor(steepest, dtype=torch.float64)
     curvatures = curvatures.clamp(min=max(FLATTEST * float(curvatures.max()), _TINY))
     if kind == Curvature.whole:
@@ -320,11 +318,6 @@ def _optimisers(
 
 def _hidden_matrices(named: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
     """Return the matrices of the layers, or all matrices of a network without layers."""
-    every = []
-    inside = []
-    for name, parameter in named.items():
-        if parameter.ndim == 2:
-            every.append(parameter)
-            if name.startswith("layers."):
-                inside.append(parameter)
-    return inside or every
+    matrices = {name: one for name, one in named.items() if one.ndim == 2}
+    inside = [one for name, one in matrices.items() if name.startswith("layers.")]
+    return inside or list(matrices.values())

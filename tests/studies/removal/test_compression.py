@@ -310,7 +310,10 @@ def test_weights_that_change_nothing_have_equal_ranks(monkeypatch):
         roundings = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
         return (
             found
-            + 4 * torch.finfo(torch.float64).eps * self._before * roundings.double()
+            + 4
+            * torch.finfo(torch.float64).eps
+            * self.subject.before
+            * roundings.double()
         )
 
     monkeypatch.setattr(compression._Pruned, "_rise", rounded)
