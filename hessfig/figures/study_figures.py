@@ -1,6 +1,5 @@
 """The two figures of the theory: bounds, and the scalar model."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from hessfig.figures.parts import (
     shades,
     styled,
     tone,
+    where,
 )
 from hessfig.terms import Matrix
 
@@ -68,26 +68,10 @@ def draw_bounds(
     Requires the table of hessfig.theory.studies. Raises UserError when it is missing.
     """
     table = read_study(outputs / "bounds" / "looseness.csv")
-    return _saved(
-        bounds_sheet,
-        table,
-        table,
-        into or outputs / "figures",
-        "bounds",
-        paper or Paper(),
-    )
-
-
-def _saved(
-    draw: Callable[[Any, Paper], Sheet],
-    tables: Any,
-    drawn: DataFrame,
-    folder: Path,
-    name: str,
-    paper: Paper,
-) -> list[Path]:
+    paper = paper or Paper()
     with styled(paper):
-        return save_sheets([draw(tables, paper).page("", drawn)], folder, name, paper)
+        page = bounds_sheet(table, paper).page("", table)
+        return save_sheets([page], into or outputs / "figures", "bounds", paper)
 
 
 def bounds_sheet(table: DataFrame, paper: Paper | None = None) -> Sheet:
@@ -173,49 +157,25 @@ def draw_scalar(
     Requires the tables of hessfig.theory.studies. Raises UserError when one is missing.
     """
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
-    return _saved(
-        scalar_sheet,
-        tables,
-        numbers(tables),
-        into or outputs / "figures",
-        "scalar",
-        paper or Paper(),
-    )
+    paper = paper or Paper()
+    with styled(paper):
+        page = scalar_sheet(tables, paper).page("", numbers(tables))
+        return save_sheets([page], into or outputs / "figures", "scalar", paper)
 
 
 def numbers(tables: dict[str, DataFrame]) -> DataFrame:
     """Return every drawn number: panel, series, x, median (or value) y, quartiles."""
     spectrum, condition, ggn, sinks = (tables[name] for name in TABLES)
+    kind, rank = spectrum["kind"], spectrum["index"]
+    number, N = "condition number", condition["norm_squared"]
+    of_models = ggn["model"] + ", " + ggn["where"]
     frames = [
-        _tidy(
-            "spectrum",
-            spectrum["kind"] + ", autodiff",
-            spectrum["index"],
-            spectrum["autodiff"],
-        ),
-        _tidy(
-            "spectrum",
-            spectrum["kind"] + ", closed form",
-            spectrum["index"],
-            spectrum["closed_form"],
-        ),
-        _tidy(
-            "condition number",
-            "autodiff",
-            condition["norm_squared"],
-            condition["median"],
-            condition,
-        ),
-        _tidy(
-            "condition number",
-            "closed form",
-            condition["norm_squared"],
-            condition["closed_form"],
-        ),
-        _tidy(
-            "condition number", "limit", condition["norm_squared"], condition["limit"]
-        ),
-        _tidy("GGN", ggn["model"] + ", " + ggn["where"], np.nan, ggn["median"], ggn),
+        _tidy("spectrum", kind + ", autodiff", rank, spectrum["autodiff"]),
+        _tidy("spectrum", kind + ", closed form", rank, spectrum["closed_form"]),
+        _tidy(number, "autodiff", N, condition["median"], condition),
+        _tidy(number, "closed form", N, condition["closed_form"]),
+        _tidy(number, "limit", N, condition["limit"]),
+        _tidy("GGN", of_models, np.nan, ggn["median"], ggn),
         _tidy(
             "sink: " + sinks["sink"],
             sinks["quantity"],
@@ -245,7 +205,7 @@ def scalar_sheet(tables: dict[str, DataFrame], paper: Paper | None = None) -> Sh
             label_side(ax, ax.get_ylabel())
         else:
             sink, title = list(SINKS.items())[column]
-            draw_sink(ax, tables["sinks"][tables["sinks"]["sink"] == sink])
+            draw_sink(ax, where(tables["sinks"], sink=sink))
             ax.set_title(f"({'def'[column]}) {title}", loc="left")
     _share_sink_axes(sheet.row(1))
     return sheet
@@ -253,29 +213,14 @@ def scalar_sheet(tables: dict[str, DataFrame], paper: Paper | None = None) -> Sh
 
 def draw_spectrum(ax: Axes, spectrum: DataFrame) -> None:
     """Draw eigenvalues in ascending order: rings are computed, dots are from the closed form."""
+    ring: dict[str, Any] = {"mfc": "none", "mew": 0.7, "ms": 4.5}
+    dot: dict[str, Any] = {"mew": 0, "ms": 1.8}
     for kind, colour in (("bulk", BULK), ("outlier", OUTLIER)):
         part = spectrum[spectrum["kind"] == kind]
-        ax.plot(
-            part["index"],
-            part["autodiff"],
-            "o",
-            mfc="none",
-            mec=colour,
-            mew=0.7,
-            ms=4.5,
-        )
-        ax.plot(part["index"], part["closed_form"], "o", color=colour, mew=0, ms=1.8)
-    ax.plot(
-        [],
-        [],
-        "o",
-        mfc="none",
-        mec=PLAIN,
-        mew=0.7,
-        ms=4.5,
-        label="automatic differentiation",
-    )
-    ax.plot([], [], "o", color=PLAIN, mew=0, ms=1.8, label="closed form")
+        ax.plot(part["index"], part["autodiff"], "o", mec=colour, **ring)
+        ax.plot(part["index"], part["closed_form"], "o", color=colour, **dot)
+    ax.plot([], [], "o", mec=PLAIN, label="automatic differentiation", **ring)
+    ax.plot([], [], "o", color=PLAIN, label="closed form", **dot)
     b = float(spectrum.loc[spectrum["kind"] == "bulk", "closed_form"].max())
     for size, name in ((b, "$+b$"), (-b, "$-b$")):
         level = spectrum[(spectrum["closed_form"] - size).abs() < 1e-9]
@@ -332,11 +277,11 @@ def draw_condition(ax: Axes, condition: DataFrame) -> None:
 
 def draw_ggn(ax: Axes, ggn: DataFrame) -> None:
     """Draw the relative error of the GGN's top eigenvalue: median and quartiles; zeros are written as text."""
-    for offset, (where, colour) in zip((-0.14, 0.14), PLACES.items(), strict=True):
+    for offset, (weights, colour) in zip((-0.14, 0.14), PLACES.items(), strict=True):
         for place, model in enumerate(MODELS):
-            row = ggn[(ggn["where"] == where) & (ggn["model"] == model)].iloc[0]
+            row = where(ggn, where=weights, model=model).iloc[0]
             _draw_quartiles(ax, place + offset, row, colour)
-        ax.plot([], [], "o", color=colour, ms=3, mew=0, label=where)
+        ax.plot([], [], "o", color=colour, ms=3, mew=0, label=weights)
     ax.set(
         yscale="log",
         ylim=(FLOOR, 2.2),
@@ -412,9 +357,8 @@ def _draw_quartiles(ax: Axes, x: float, row: Series, colour: str) -> None:
 def _tidy(
     panel: object, series: object, x: object, y: object, spread: DataFrame | None = None
 ) -> DataFrame:
-    if spread is None:
-        quartiles = {"q25": np.nan, "q75": np.nan}
-    else:
+    quartiles: dict[str, Any] = {"q25": np.nan, "q75": np.nan}
+    if spread is not None:
         quartiles = {"q25": spread["q25"], "q75": spread["q75"]}
     return DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
 

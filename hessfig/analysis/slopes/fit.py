@@ -36,18 +36,12 @@ from hessfig.terms import Block, Part
 PublishedKey = tuple[str, str, str, str, Window]
 
 
-def published_slope(
-    sweep: str, row: str, col: str, part: str, window: Window
-) -> tuple[float, float]:
-    """Return the slope of the published mean curve on exactly this window, and its standard error; nan if unknown.
+@cache
+def published_slopes() -> dict[PublishedKey, tuple[float, float]]:
+    """Return the slope of each published mean curve on exactly one window, and its standard error.
 
     The record holds for every layer and depth the paper shows for that block.
     """
-    return _records().get((sweep, row, col, part, window), (math.nan, math.nan))
-
-
-@cache
-def _records() -> dict[PublishedKey, tuple[float, float]]:
     text = files("hessfig.data").joinpath("published_slopes.csv").read_text()
     slopes = {}
     for row in csv.DictReader(text.splitlines()):
@@ -162,11 +156,9 @@ def _slope_and_error(
     if sigma.size < MIN_POINTS:
         return math.nan, math.nan
     slopes = np.array([_slope(one, sigma) for one in without_one])
-    count = len(slopes)
+    count, se = len(slopes), math.nan
     if count > 1:
         se = math.sqrt((count - 1) / count * ((slopes - slopes.mean()) ** 2).sum())
-    else:
-        se = math.nan
     return _slope(log_means, sigma), se
 
 
@@ -350,9 +342,9 @@ def _stated_of(settings: FitSettings, row: str, col: str, part: str) -> Any:
 
 def _row(values: DataFrame, window: Window, settings: FitSettings) -> dict[str, Any]:
     places = values.columns.to_numpy(float)
-    inside = values.loc[:, within(places, window) & (places > 0)]  # 0 has no logarithm
-    numbers, x = inside.to_numpy(float), inside.columns.to_numpy(float)
-    fit = fit_slope(numbers, x, average=settings.average)
+    inside = within(places, window) & (places > 0)  # 0 has no logarithm
+    numbers = values.loc[:, inside].to_numpy(float)
+    fit = fit_slope(numbers, places[inside], average=settings.average)
     low, high = window
     return {"window_low": low, "window_high": high, **asdict(fit)}
 
@@ -384,10 +376,10 @@ def _context(
         block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms
     )
     rate = theory if stated is None else _stated(stated)
-    shown = of_norms and not variant and not block.is_across
     published = error = math.nan
-    if shown:
-        published, error = published_slope(settings.preset, row, col, part, window)
+    known = (settings.preset, row, col, part, window)
+    if of_norms and not variant and not block.is_across and known in published_slopes():
+        published, error = published_slopes()[known]
     return {
         **dict(zip(CURVE, key, strict=True)),
         "axis": axis.name,
@@ -401,13 +393,10 @@ def _context(
 
 
 def _stated(exponent: float | str) -> GrowthRate:
-    if exponent == "zero":
-        return GrowthRate(
-            Prediction.structural_zero, None, Regime.every_sigma, "sweep.predictions"
-        )
-    return GrowthRate(
-        Prediction.exponent, float(exponent), Regime.every_sigma, "sweep.predictions"
-    )
+    kind, power = Prediction.structural_zero, None
+    if exponent != "zero":
+        kind, power = Prediction.exponent, float(exponent)
+    return GrowthRate(kind, power, Regime.every_sigma, "sweep.predictions")
 
 
 def _check_stated(
@@ -439,10 +428,9 @@ def _rate(
     *,
     of_norms: bool,
 ) -> GrowthRate:
+    reason = "predictions are for norms along sigma"
     if of_norms:
         reason = "no manifest.json next to the table"
-    else:
-        reason = "predictions are for norms along sigma"
     if of_norms and architecture is not None:
         regime = regime_between(architecture, *reach)
         rate = growth_rate(

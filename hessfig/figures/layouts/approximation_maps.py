@@ -124,7 +124,8 @@ def draw_maps(points: DataFrame, number: str, note: str, spec: FigureSpec) -> Sh
     for row, _, ax in sheet:
         network, place = panels[row]
         own = blocks[panels[row]]
-        square = _square(_of(points, network, place), own, columns)
+        means = _of(points, network, place).set_index(["layer", "row", "approximation"])
+        square = means["mean"].unstack().reindex(index=own, columns=columns).to_numpy()  # noqa: PD010 - one number a cell
         words = None
         if width_in(ax) / len(columns) >= _WRITTEN:
             words = np.vectorize(_cell, otypes=[str])(square)
@@ -163,18 +164,6 @@ def _blocks(points: DataFrame) -> list[tuple[int, str]]:
     order = in_order(points["row"])
     blocks = different(points, "layer", "row")
     return sorted(blocks, key=lambda key: (key[0], order.index(key[1])))
-
-
-def _square(
-    points: DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]
-) -> np.ndarray:
-    square = np.full((len(blocks), len(columns)), np.nan)
-    for point in points.itertuples():
-        square[
-            blocks.index((point.layer, point.row)),
-            columns.index(Approximation(point.approximation)),
-        ] = point.mean
-    return square
 
 
 def _cell(value: float) -> str:

@@ -291,12 +291,8 @@ def _cell_words(value: float) -> str:
 
 
 def _square(pairs: DataFrame, names: Sequence[tuple[int, str]]) -> np.ndarray:
-    mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
-    place = {name: rank for rank, name in enumerate(names)}
-    square = np.full((len(names), len(names)), math.nan)
-    for layer, row, other_layer, other, value in mean.itertuples(index=False):
-        square[place[layer, row], place[other_layer, other]] = value
-    return square
+    means = pairs.groupby(PAIR)["distance"].mean().unstack(PAIR[2:])  # noqa: PD010 - one mean a pair
+    return means.reindex(index=names, columns=names).to_numpy()
 
 
 def _average_words(interval: Interval) -> str:
