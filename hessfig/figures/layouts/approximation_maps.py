@@ -75,7 +75,7 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, page_points in by_part(shown):
         words = f"{labels.part_words(page_points['part'].iloc[0])}: {_WORDS[number]}, {means}"
         wide = np.nanmax(reach(page_points, logs=False), initial=0.0)
-        margin = f" 95% intervals: ± {wide:.2f} at most." if wide else ""
+        margin = f" 95% intervals: ± {wide:.2f} at most." * bool(wide)
         made = labels.made_words(table, run.axis, where="")
         note = f"{words}; 1: no better than zero; grey: not defined.{margin}{made}"
         yield draw_maps(page_points, number, note, spec).page(

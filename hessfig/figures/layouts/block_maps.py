@@ -65,8 +65,8 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, (variant, depth), network in by_network(here):
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
             rows = as_written(network[network["layer"].isin([0, layer])], run.axis)
-            which = f" {labels.variant_words(variant)}." if several and variant else ""
-            end = f"{suffix}_layer{layer}" if depth > 1 else suffix
+            which = f" {labels.variant_words(variant)}." * bool(several and variant)
+            end = suffix + f"_layer{layer}" * (depth > 1)
             yield from draw_blocks(rows, spec, note + which, end)
 
 
@@ -170,7 +170,7 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, network in read_measured(spec, source).pages():
         several = network.curves["num_layers"].max() > 1 or len(network.layers()) > 1
         for layer in network.layers():
-            end = f"{suffix}_layer{layer}" if several else suffix
+            end = suffix + f"_layer{layer}" * bool(several)
             yield draw_pairs(network.of(layer=layer), end)
 
 

@@ -338,8 +338,10 @@ def _draw_page(
         drawn.append((ax, _draw_panel(ax, here, scaled, drawing)))
     for ax, lines_of in drawn:  # only now do shared limits include every panel
         _write_slopes(ax, lines_of, drawing)
-    quantity = "" if apart else str(curves["quantity"].iloc[0])
-    unit = "" if apart else labels.unit_label(quantity)
+    quantity = unit = ""
+    if not apart:
+        quantity = str(curves["quantity"].iloc[0])
+        unit = labels.unit_label(quantity)
     if rows == _TOGETHER:
         titles = [unit]
     else:
@@ -445,10 +447,8 @@ def _fit_words(drawing: _Lines) -> str:
     slopes, spec = drawing.slopes, drawing.spec
     if slopes.empty or slopes["slope"].isna().all():
         return ""
-    if (slopes["prediction"] == Prediction.exponent).any():
-        dashed = " Dashed grey: predicted power law."
-    else:
-        dashed = ""
+    is_predicted = (slopes["prediction"] == Prediction.exponent).any()
+    dashed = " Dashed grey: predicted power law." * bool(is_predicted)
     return f"{dashed} {slope_words(spec.windows[:1] or [WHOLE], drawing.look.axis, spec.average)}"
 
 
@@ -462,10 +462,10 @@ def _write_slopes(
     fits = [(words, curve, _fit_of(curve, drawing.slopes)) for words, curve in named]
     fits = [(words, curve, fit) for words, curve, fit in fits if fit is not None]
     every = concat([curve for _, curve in named])
-    rising = panels.is_rising(every)
+    left, right = panels.free_corners(every)
     if fits:
         slopes = _slopes_in_words([(words, fit) for words, _, fit in fits])
-        panels.corner(ax, slopes, "upper left" if rising else "lower left")
+        panels.corner(ax, slopes, f"{left} left")
     laws: dict[float, list[tuple[str, float]]] = {}
     for words, curve, fit in fits:
         if fit.prediction == Prediction.exponent:
@@ -483,8 +483,7 @@ def _write_slopes(
         powers.append(power)
     ax.set(xlim=ends, ylim=keep)
     if powers:
-        at = "lower" if rising else "upper"
-        panels.beside_one(ax, powers, drawing.look.axis, at=at)
+        panels.beside_one(ax, powers, drawing.look.axis, at=right)
 
 
 def _fit_of(curve: DataFrame, slopes: DataFrame) -> Any:

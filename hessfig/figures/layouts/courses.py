@@ -293,7 +293,7 @@ def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, _, rows in by_network(table):
         for part in parts:
             here = rows[rows["part"].isin(["", part])]
-            end = f"{suffix}_{part}" if len(parts) > 1 else suffix
+            end = suffix + f"_{part}" * (len(parts) > 1)
             yield _draw_flow(here, wanted, spec, end, part)
 
 

@@ -81,8 +81,8 @@ def write_powers(ax: Axes, measured: MeasuredCurves) -> None:
         for exponent, layers in groups.items()
     ]
     if words:
-        at = "lower" if panels.is_rising(measured.curves) else "upper"
-        panels.beside_one(ax, words, measured.axis, at=at)
+        _, free = panels.free_corners(measured.curves)
+        panels.beside_one(ax, words, measured.axis, at=free)
 
 
 def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
@@ -210,7 +210,7 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         curve = measured.of(layer=layer)
         words = layer_words(curve, layer) if len(layers) > 1 else ""
         panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label=words)
-    at = "upper" if panels.is_rising(measured.curves) else "lower"
+    at, _ = panels.free_corners(measured.curves)
     place = f"{at} left"
     if len(layers) > 1:
         draw_guides(ax, measured)

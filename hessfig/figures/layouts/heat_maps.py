@@ -57,7 +57,7 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     quantities = spec.words("quantities") or [spec.quantity]
     for quantity in quantities:
         chosen = replace(spec, options={**spec.options, "quantity": quantity})
-        end = f"_{file_words(quantity)}" if len(quantities) > 1 else ""
+        end = f"_{file_words(quantity)}" * (len(quantities) > 1)
         run, numbers = read_numbers(chosen, source)
         diagonal = numbers[numbers["row"] == numbers["col"]]
         if diagonal.empty:

@@ -122,9 +122,13 @@ def _legend(
 
 def describe(hessian: StoredHessian) -> str:
     """Return in words which Hessian is drawn, for the note."""
-    where = "" if np.isnan(hessian.sigma) else f" at σ = {hessian.sigma:g}"
-    when = "" if np.isnan(hessian.step) else f", step {hessian.step:g}"
-    return f"Full Hessian{where}, seed {hessian.seed}{when}."
+    words = "Full Hessian"
+    if not np.isnan(hessian.sigma):
+        words += f" at σ = {hessian.sigma:g}"
+    words += f", seed {hessian.seed}"
+    if not np.isnan(hessian.step):
+        words += f", step {hessian.step:g}"
+    return f"{words}."
 
 
 def setting_words_of(folder: Path) -> str:

@@ -313,7 +313,7 @@ def _title(block: tuple[Any, ...]) -> str:
 def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     table = concat([of_quantity(run.table, name) for name in quantities])
     window = label(laws.window, laws.axis.symbol)
-    chance = " Grey dashes: chance alone." if any(laws.nulls.values()) else ""
+    chance = " Grey dashes: chance alone." * any(laws.nulls.values())
     words = labels.note_words(
         along(table, laws.axis), laws.axis, [], several_points=True
     )

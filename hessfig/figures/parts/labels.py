@@ -98,7 +98,7 @@ def weight_words(name: str, layer: int = 0) -> str:
 
     The number of its `layer`, if it is not 0, follows the name.
     """
-    roles, behind = name.split("+"), f" {layer}" if layer else ""
+    roles, behind = name.split("+"), f" {layer}" * bool(layer)
     if name == Group.query_key:
         return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}${behind}"
     if _are_known(roles):

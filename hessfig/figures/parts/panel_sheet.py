@@ -100,7 +100,7 @@ def in_sheets(
     """Yield pieces of at most `most` items with the suffixes of their pages: _sheet1, ..., or "" for a single piece."""
     pieces = in_rows(items, most)
     for number, piece in enumerate(pieces, start=1):
-        yield piece, f"_{name}{number}" if len(pieces) > 1 else ""
+        yield piece, f"_{name}{number}" * (len(pieces) > 1)
 
 
 def width_in(ax: Axes) -> float:

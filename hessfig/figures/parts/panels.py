@@ -117,12 +117,12 @@ def seed_means(
     With `logs`, mean and interval are geometric, and values that are not positive are
     left out.
     """
-    values = rows[name].where(rows[name] > 0) if logs else rows[name]
+    values = rows[name]
+    if logs:
+        values = np.log10(values.where(values > 0))
     means = []
-    for key, group in rows.assign(used=values).groupby(
-        list(by), sort=True, dropna=False
-    ):
-        used = np.log10(group["used"]) if logs else group["used"]
+    keys = [rows[one] for one in by]
+    for key, used in values.groupby(keys, sort=True, dropna=False):
         interval = student_interval(used)
         ends = np.array([interval.mean, interval.low, interval.high])
         if logs:
@@ -226,10 +226,12 @@ def positive(curves: DataFrame) -> Series:
     return np.isfinite(curves["mean"]) & (curves["mean"] > 0) & (curves[X] > 0)
 
 
-def is_rising(curves: DataFrame) -> bool:
-    """Return whether the curves end higher than they begin, so that their upper left corner is free."""
+def free_corners(curves: DataFrame) -> tuple[str, str]:
+    """Return which left and which right corner the curves leave free: upper left and lower right if they rise."""
     drawn = curves[positive(curves)].groupby(X)["mean"].max()
-    return bool(drawn.iloc[-1] >= drawn.iloc[0])
+    if drawn.iloc[-1] >= drawn.iloc[0]:
+        return "upper", "lower"
+    return "lower", "upper"
 
 
 def set_log_range(axes: Sequence[Axes], curves: DataFrame, axis: Axis = SIGMA) -> None:

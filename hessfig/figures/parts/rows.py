@@ -58,7 +58,7 @@ def by_part(frame: DataFrame) -> Iterator[tuple[str, DataFrame]]:
     """Yield the suffix of its page and its rows for every part of the Hessian."""
     parts = [part for part in ("", *Part) if part in set(frame["part"])]
     for part in parts:
-        yield f"_{part}" if len(parts) > 1 else "", where(frame, part=part)
+        yield f"_{part}" * (len(parts) > 1), where(frame, part=part)
 
 
 def counted(table: DataFrame) -> DataFrame:

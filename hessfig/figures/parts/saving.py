@@ -113,9 +113,7 @@ def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) 
     variants = list(dict.fromkeys(name for name, _ in networks))
     several_depths = len({depth for _, depth in networks}) > 1
     words = f"_{_distinct(variant, variants)}" if len(variants) > 1 else ""
-    if several_depths:
-        words += f"_depth{num_layers}"
-    return words
+    return words + f"_depth{num_layers}" * several_depths
 
 
 def panel_names(networks: list[tuple[str, int]]) -> list[str]:

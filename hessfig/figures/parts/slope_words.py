@@ -25,21 +25,17 @@ def how(measured: MeasuredCurves) -> str:
         means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
         windows = windows_in_words(measured.windows, measured.axis)
         return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
-    layers = dagger = ""
+    note = f"{measured.how()} {slope_words(measured.windows, measured.axis, measured.average)}"
     if len(measured.layers()) > 1:
         fitted_on = map(window_of, rows_of(measured.telling_slopes()))
         others = [window for window in fitted_on if window != measured.windows[0]]
         if others:
-            dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}."
-        else:
-            dagger = ""
+            note += f" {DAGGER}: {label(others[0], measured.axis.symbol)}."
         predicted = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"]
         several = predicted.agg(lambda powers: len(set(powers)) > 1)
         if several.any():
-            layers = " In brackets: the layers for which a power is predicted."
-        else:
-            layers = ""
-    return f"{measured.how()} {slope_words(measured.windows, measured.axis, measured.average)}{dagger}{layers}"
+            note += " In brackets: the layers for which a power is predicted."
+    return note
 
 
 def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
@@ -76,7 +72,7 @@ def _published(row: Any, measured: MeasuredCurves) -> list[str]:
     """Return the published slope with its standard error in words, if there is one for this curve and window."""
     if measured.printed == LEVEL or math.isnan(row.published):
         return []
-    error = f" (se {row.published_se:.2f})" if math.isfinite(row.published_se) else ""
+    error = f" (se {row.published_se:.2f})" * math.isfinite(row.published_se)
     return [f"published {row.published:.2f}{error}".replace("-", "−")]
 
 

@@ -60,7 +60,7 @@ def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
     whole = gauss_newton(loss, parameters)
     if kind == Optimiser.gauss_newton:
         return _damped(whole, damping)
-    sizes = [parameter.numel() for parameter in parameters]
+    sizes = map(Tensor.numel, parameters)
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
     blocks = [_damped(whole[a:b, a:b], damping) for a, b in pairwise(ends)]
 
@@ -80,12 +80,12 @@ def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
     """
     parameters = list(loss.network.parameters())
     if kind != Optimiser.kfac:
-        return sum(parameter.numel() for parameter in parameters)
+        return sum(map(Tensor.numel, parameters))
     outputs, calls = _calls(loss)
     others = set(parameters)
     for module in calls:
         others.difference_update(module.parameters())
-    return outputs[0].numel() + sum(parameter.numel() for parameter in others)
+    return outputs[0].numel() + sum(map(Tensor.numel, others))
 
 
 def dense_hessian(loss: BatchLoss) -> Float[Tensor, "n n"]:
@@ -130,14 +130,14 @@ def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
 
     def solve(slopes: Slopes) -> Slopes:
         solution = torch.cholesky_solve(_flat(slopes)[:, None], root).flatten()
-        pieces = solution.split([slope.numel() for slope in slopes])
-        return list(map(torch.Tensor.view_as, pieces, slopes))
+        pieces = solution.split(list(map(Tensor.numel, slopes)))
+        return list(map(Tensor.view_as, pieces, slopes))
 
     return solve
 
 
 def _flat(pieces: Sequence[Tensor]) -> Float[Tensor, " n"]:
-    return torch.cat([one.flatten() for one in pieces])
+    return torch.cat(list(map(Tensor.flatten, pieces)))
 
 
 def _curved(
@@ -217,7 +217,7 @@ def _factored(loss: BatchLoss) -> list[_Kronecker]:
     leaves = [of for _, of in calls.values()]
     with torch.enable_grad():
         every = pulled_back(outputs, leaves, _roots(loss, outputs))
-    sent = every.split([of.numel() for of in leaves], dim=1)
+    sent = every.split(list(map(Tensor.numel, leaves)), dim=1)
     blocks = []
     for (module, (given, of)), back in zip(calls.items(), sent, strict=True):
         rows = back.reshape(-1, of.shape[-1])

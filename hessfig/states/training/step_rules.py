@@ -64,10 +64,10 @@ def factors(
 def _largest(
     group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int
 ) -> float:
-    sizes = [one.numel() for one in group]
-    start = torch.randn(
-        sum(sizes), generator=stream(seed, "steepest", step, number)
-    ).to(slopes[0])
+    size = sum(map(Tensor.numel, group))
+    start = torch.randn(size, generator=stream(seed, "steepest", step, number)).to(
+        slopes[0]
+    )
 
     def product(vector: Tensor) -> Tensor:
         return hessian_product(slopes, vector, group)
@@ -76,7 +76,7 @@ def _largest(
 
 
 def _stand_in(slopes: list[Tensor]) -> Float[Tensor, "1"]:
-    norms = torch.stack([slope.norm() for slope in slopes]).double()
+    norms = torch.stack(list(map(Tensor.norm, slopes))).double()
     ratio = norms.max() / (norms.min() + _TINY)
     return (ratio**_EXPONENT).clamp(max=1.0).reshape(1)
 

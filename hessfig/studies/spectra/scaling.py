@@ -186,7 +186,7 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     check_places(table, axis)
     for part_suffix, of_part in by_part(table):
         for layer, page in of_part.groupby("layer"):
-            suffix = f"{part_suffix}_layer{layer}" if layer else part_suffix
+            suffix = part_suffix + f"_layer{layer}" * bool(layer)
             rows = counted(page)
             networks, floor = networks_of(rows), _floor(rows)
             first = f"{axis.symbol} = {rows[X].min():g}"
