@@ -23,15 +23,17 @@ Entry = dict[str, Any]
 Stored = Mapping[str, Any]
 Found = TypeVar("Found")
 
-_NAMED: dict[str, tuple[type, ...]] = {
-    "variant": (str,),
-    "num_layers": (int,),
-    "seed": (int,),
-    "quantity": (str,),
+_NAMED: dict[str, Any] = {
+    "variant": str,
+    "num_layers": int,
+    "seed": int,
+    "quantity": str,
+    "sigma": int | float | None,
+    "step": int | float | None,
 }
-_NAMED |= {"sigma": (int, float, type(None)), "step": (int, float, type(None))}
-_FILED: dict[str, tuple[type, ...]] = {**_NAMED, "file": (str,), "sha256": (str,)}
+_FILED = {**_NAMED, "file": str, "sha256": str}
 _LARGEST = 8 * 2**30  # bytes of a matrix; `run` stores none as large
+_PER_DECADE = 12  # bins of a histogram
 _SMALL = 2**24  # bytes of names, sizes, label, eigenvalues, nodes
 _TOGETHER = 2**30  # bytes of all arrays of a file without a matrix
 _DAMAGES = (
@@ -117,10 +119,9 @@ def read(
 
 def place_of(entry: Entry) -> dict[str, float]:
     """Return sigma and step of a listed file; nan where they do not apply."""
-    place = {"sigma": math.nan, "step": math.nan}
-    for key in place:
-        if entry[key] is not None:
-            place[key] = float(entry[key])
+    place = {}
+    for key in ("sigma", "step"):
+        place[key] = math.nan if entry[key] is None else float(entry[key])
     return place
 
 
@@ -217,10 +218,12 @@ class StoredHessian:
             raise self._no_parameter(", ".join(names))
         borders = self.borders()
         index = np.concatenate([np.arange(borders[k], borders[k + 1]) for k in kept])
-        matrix = self.matrix[np.ix_(index, index)]
-        stored = [self.names[k] for k in kept]
-        sizes = [self.sizes[k] for k in kept]
-        return replace(self, matrix=matrix, names=stored, sizes=sizes)
+        return replace(
+            self,
+            matrix=self.matrix[np.ix_(index, index)],
+            names=[self.names[k] for k in kept],
+            sizes=[self.sizes[k] for k in kept],
+        )
 
     def block(self, name: str) -> NDArray[np.float32]:
         """Return the diagonal block of a parameter. Raises UserError for an unknown parameter."""
@@ -248,7 +251,22 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     of_variant: dict[str, list[Entry]] = {}
     for entry in listed(folder, _FORM):
         of_variant.setdefault(entry["variant"], []).append(entry)
-    return [_read(folder, min(each, key=_rank)) for each in of_variant.values()]
+    hessians = []
+    for entries in of_variant.values():
+        entry = min(entries, key=_rank)
+        matrix, names, sizes = read(folder, entry, _FORM, _take)
+        place = place_of(entry)
+        hessians.append(
+            StoredHessian(
+                entry["variant"],
+                seed=entry["seed"],
+                matrix=matrix,
+                names=names,
+                sizes=sizes,
+                **place,
+            )
+        )
+    return hessians
 
 
 def histogram(
@@ -259,9 +277,7 @@ def histogram(
     return counts / entries.size
 
 
-def log_bins(
-    blocks: Sequence[NDArray[np.floating]], *, per_decade: int = 12
-) -> NDArray[np.float64]:
+def log_bins(blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
     """Return logarithmic bin edges that hold all but the smallest 0.1 % of the nonzero entries.
 
     Raises UserError for a block without any.
@@ -276,21 +292,13 @@ def log_bins(
         )
     low = np.floor(np.log10(min(np.quantile(size, 0.001) for size in sizes)))
     high = np.ceil(np.log10(max(size.max() for size in sizes)))
-    return np.logspace(low, high, int(high - low) * per_decade + 1)
+    return np.logspace(low, high, int(high - low) * _PER_DECADE + 1)
 
 
 def _rank(entry: Entry) -> tuple[float, ...]:
     """Order by numbers: depth, sigma, step, seed."""
     coordinates = [entry[key] for key in ("num_layers", "sigma", "step", "seed")]
     return tuple(-math.inf if value is None else value for value in coordinates)
-
-
-def _read(folder: Path, entry: Entry) -> StoredHessian:
-    matrix, names, sizes = read(folder, entry, _FORM, _take)
-    variant, seed = entry["variant"], entry["seed"]
-    return StoredHessian(
-        variant, seed=seed, matrix=matrix, names=names, sizes=sizes, **place_of(entry)
-    )
 
 
 def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:
@@ -382,9 +390,8 @@ def _take_losses(
     quantity: str, stored: Stored
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
     """Return numbers and names of one file. Raises ValueError for arrays of another form."""
-    numbers = {}
-    for name, shape in _ARRAYS[quantity].items():
-        numbers[name] = _numbers(stored, name, shape)
+    shapes = _ARRAYS[quantity].items()
+    numbers = {name: _numbers(stored, name, shape) for name, shape in shapes}
     names = {}
     for name in _NAMES_OF[quantity]:
         names[name] = [plain(str(one)) for one in stored[name].tolist()]

@@ -50,47 +50,40 @@ class Interval:
         return ends if np.isfinite(ends).all() else None
 
 
-def student_interval(
-    values: Iterable[float], *, level: float = LEVEL, tests: int = 1
-) -> Interval:
-    """Return mean +- t s / sqrt(count) of the finite values; `tests` intervals hold jointly at `level` (Bonferroni)."""
+def student_interval(values: Iterable[float]) -> Interval:
+    """Return mean +- t s / sqrt(count) of the finite values."""
     sample = np.asarray(list(values), dtype=float)
     sample = sample[np.isfinite(sample)]
     count = len(sample)
     mean = float(sample.mean()) if count else math.nan
     se = float(sample.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
-    half = half_width(se, count, level=1 - (1 - level) / tests)
+    half = half_width(se, count)
     return Interval(mean, se, mean - half, mean + half, count)
 
 
-def half_width(se: float, count: int, *, level: float = LEVEL) -> float:
+def half_width(se: float, count: int) -> float:
     """Return t_(count - 1) se, half of the interval around what `count` independent seeds determine; nan for one seed.
 
     Means over seeds and slopes of such means (slopes.fit) have this interval: in files,
     tables, figures and verdicts.
     """
-    return deviate(count - 1, level) * se if count > 1 else math.nan
+    return deviate(count - 1) * se if count > 1 else math.nan
 
 
-def geometric_interval(
-    values: Iterable[float], *, level: float = LEVEL, tests: int = 1
-) -> Interval:
+def geometric_interval(values: Iterable[float]) -> Interval:
     """Return the geometric mean of the positive values with its interval, symmetric as factors (x/÷) and never below 0.
 
     `se` is the standard error of the natural logarithm. Values that are not positive
     are left out.
     """
     sample = np.asarray(list(values), dtype=float)
-    interval = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
-    return _through(interval, math.exp)
+    return _through(student_interval(np.log(sample[sample > 0])), math.exp)
 
 
 MOST_CORRELATED = 0.999  # a correlation of one has no z, and ranks along a few steps may be equal by chance
 
 
-def fisher_interval(
-    correlations: Iterable[float], *, level: float = LEVEL, tests: int = 1
-) -> Interval:
+def fisher_interval(correlations: Iterable[float]) -> Interval:
     """Return the mean correlation over seeds with its interval, both by Fisher's z, hence within [-1, 1].
 
     `se` is the standard error of z. Correlations of size one are replaced by
@@ -98,12 +91,10 @@ def fisher_interval(
     """
     sample = np.asarray(list(correlations), dtype=float)
     z = np.arctanh(np.clip(sample, -MOST_CORRELATED, MOST_CORRELATED))
-    return _through(student_interval(z, level=level, tests=tests), math.tanh)
+    return _through(student_interval(z), math.tanh)
 
 
-def probe_interval(
-    value: float, error: float, num_probes: int, *, level: float = LEVEL
-) -> Interval:
+def probe_interval(value: float, error: float, num_probes: int) -> Interval:
     """Return the interval of a norm that K test vectors estimate with standard error `error`: see `probe_deviate`.
 
     The interval is symmetric as a factor, value x/÷ exp(deviate * error / value):
@@ -116,10 +107,9 @@ def probe_interval(
     over its squared mean.
     """
     if not (value > 0 and error >= 0 and num_probes > 1):
-        return Interval(
-            value if value > 0 else math.nan, math.nan, math.nan, math.nan, num_probes
-        )
-    factor = math.exp(probe_deviate(num_probes, level) * error / value)
+        known = value if value > 0 else math.nan
+        return Interval(known, math.nan, math.nan, math.nan, num_probes)
+    factor = math.exp(probe_deviate(num_probes) * error / value)
     return Interval(value, error / value, value / factor, value * factor, num_probes)
 
 
@@ -153,15 +143,13 @@ def band(
         return mean / factor, mean * factor
 
 
-def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Numbers]:
+def student_band(samples: Numbers) -> tuple[Numbers, Numbers]:
     """Return mean and half-width of its interval over the first axis; a single sample has half-width nan."""
     count = len(samples)
     mean = samples.mean(axis=0)
     if count < 2:
         return mean, np.full_like(mean, math.nan)
-    return mean, deviate(count - 1, level) * samples.std(axis=0, ddof=1) / math.sqrt(
-        count
-    )
+    return mean, deviate(count - 1) * samples.std(axis=0, ddof=1) / math.sqrt(count)
 
 
 def _through(interval: Interval, back: Callable[[float], float]) -> Interval:

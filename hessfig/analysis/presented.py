@@ -51,7 +51,6 @@ def terminal_table(
     *,
     title: str | Text | None = None,
     wrapped: Collection[str] = (),
-    fold: bool = False,
 ) -> rich.table.Table:
     """Return rows under their heads; only columns that are `wrapped` break lines. Texts are markup, as rich has it."""
     from rich import box
@@ -61,9 +60,7 @@ def terminal_table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     for head in heads:
-        table.add_column(
-            head, no_wrap=head not in wrapped, overflow="fold" if fold else "ellipsis"
-        )
+        table.add_column(head, no_wrap=head not in wrapped)
     for row in rows:
         table.add_row(*row)
     return table

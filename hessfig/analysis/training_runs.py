@@ -19,12 +19,12 @@ EDGE_TOLERANCE = 0.1
 _PLACE = ["variant", "sigma", "seed", "step"]
 
 
-def shares(table: DataFrame, quantity: str, threshold: str = THRESHOLD) -> DataFrame:
+def shares(table: DataFrame, quantity: str) -> DataFrame:
     """Return the numbers of a quantity of the whole network with `threshold` and `share` = value / threshold."""
     counted = table[~table["status"].isin(LEFT_OUT)]
     values, thresholds = (
         of_whole(counted, name, "H")[[*_PLACE, "value"]]
-        for name in (quantity, threshold)
+        for name in (quantity, THRESHOLD)
     )
     merged = values.merge(thresholds.rename(columns={"value": "threshold"}), on=_PLACE)
     return merged.assign(share=merged["value"] / merged["threshold"])
@@ -141,13 +141,9 @@ def against_plain(tuned: DataFrame, reference: str = "") -> DataFrame:
 
 
 def _named(table: DataFrame) -> DataFrame:
-    rates = []
-    rules = []
-    for variant in table["variant"]:
-        settings = settings_of(variant)
-        rates.append(float(settings.get(DAMPING, settings.get(RATE, "nan"))))
-        rules.append(_rule(settings))
-    return table.assign(rule=rules, rate=rates)
+    every = [settings_of(variant) for variant in table["variant"]]
+    rates = [float(one.get(DAMPING, one.get(RATE, "nan"))) for one in every]
+    return table.assign(rule=list(map(_rule, every)), rate=rates)
 
 
 def _rule(given: Mapping[str, str]) -> str:
@@ -165,32 +161,18 @@ def _rule(given: Mapping[str, str]) -> str:
 
 def _seconds(counted: DataFrame) -> DataFrame:
     """Return the cost of each rule up to each step: gradients and products, and seconds by their median times."""
-    of = dict(list(counted.groupby("quantity")))
-    update, look = (
-        of[name].groupby("rule")["value"].median()
-        for name in ("update_seconds", "look_seconds")
-    )
-    looks = (
-        of["looks"]
-        .groupby(["rule", "step"])["value"]
-        .median()
-        .rename("looks")
-        .reset_index()
-    )
-    seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks[
-        "rule"
-    ].map(look)
-    counted = (
-        counted[counted["quantity"] == "hessian_products"]
-        .groupby(["rule", "step"])["value"]
-        .median()
-    )
-    spent = looks.assign(seconds=seconds).join(
-        counted.rename("products"), on=["rule", "step"]
-    )
-    return spent.assign(products=spent["step"] + 2 * spent["products"])[
-        ["rule", "step", "products", "seconds"]
-    ]
+    each = counted.groupby(["quantity", "rule"])["value"].median()
+    per_step = counted.groupby(["quantity", "rule", "step"])["value"].median()
+    looks = per_step["looks"].rename("looks").reset_index()
+    rule, step = looks["rule"], looks["step"]
+    updating = step * rule.map(each["update_seconds"])
+    looking = looks["looks"] * rule.map(each["look_seconds"])
+    spent = looks.assign(seconds=updating + looking)
+    place = ["rule", "step"]
+    products = per_step["hessian_products"].rename("products")
+    spent = spent.join(products, on=place)
+    spent["products"] = spent["step"] + 2 * spent["products"]
+    return spent[[*place, "products", "seconds"]]
 
 
 def _at(losses: DataFrame, along: str, place: float) -> DataFrame:

@@ -167,15 +167,11 @@ class ExpansionRule:
         return float(next(each, np.inf))
 
     def departure(
-        self,
-        loss: Callable[[float], float],
-        expansion: Callable[[float], float],
-        *,
-        first: float = FIRST,
+        self, loss: Callable[[float], float], expansion: Callable[[float], float]
     ) -> tuple[float, float]:
         """Return the distance at which the expansion departs, and half of its bracket; infinite beyond LAST / FIRST.
 
-        Distances increase from `first` by factors of 2^(1/4); the bracket is then
+        Distances increase from FIRST by factors of 2^(1/4); the bracket is then
         halved six times.
         """
         start, largest, change, low = loss(0.0), 0.0, 0.0, 0.0
@@ -186,9 +182,8 @@ class ExpansionRule:
             change = max(largest, abs(value - start))
             return self.is_off(value - expansion(t), change, start)
 
-        for high in (
-            first * 2 ** (np.arange(np.log2(LAST / FIRST) * _PER_OCTAVE) / _PER_OCTAVE)
-        ).tolist():
+        octaves = np.arange(np.log2(LAST / FIRST) * _PER_OCTAVE) / _PER_OCTAVE
+        for high in (FIRST * 2**octaves).tolist():
             change = largest
             if is_off(high):
                 return _bisected(is_off, low, high)
