@@ -162,15 +162,17 @@ def _rule(given: Mapping[str, str]) -> str:
 def _seconds(counted: DataFrame) -> DataFrame:
     """Return the cost of each rule up to each step: gradients and products, and seconds by their median times."""
     each = counted.groupby(["quantity", "rule"])["value"].median()
-    per_step = counted.groupby(["quantity", "rule", "step"])["value"].median()
-    looks = per_step["looks"].rename("looks").reset_index()
+    place = ["rule", "step"]
+    looks, products = (
+        counted[counted["quantity"] == name].groupby(place)["value"].median()
+        for name in ("looks", "hessian_products")
+    )
+    looks = looks.rename("looks").reset_index()
     rule, step = looks["rule"], looks["step"]
     updating = step * rule.map(each["update_seconds"])
     looking = looks["looks"] * rule.map(each["look_seconds"])
     spent = looks.assign(seconds=updating + looking)
-    place = ["rule", "step"]
-    products = per_step["hessian_products"].rename("products")
-    spent = spent.join(products, on=place)
+    spent = spent.join(products.rename("products"), on=place)
     spent["products"] = spent["step"] + 2 * spent["products"]
     return spent[[*place, "products", "seconds"]]
 
