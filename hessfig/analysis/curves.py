@@ -156,13 +156,10 @@ def score_shares(table: DataFrame, axis: Axis = SIGMA) -> DataFrame:
     by_place = seed_shares(table, axis, AT_SCORES).groupby(
         _PLACE, sort=False, dropna=False
     )["share"]
-    by_block = by_place.agg(lambda shares: student_interval(shares)).reset_index()
-    intervals = DataFrame(
-        [vars(one) for one in by_block.pop("share")],
+    by_block = by_place.agg(student_interval).reset_index()
+    found = DataFrame(
+        [one.found for one in by_block.pop("share")],
         columns=["mean", "low", "high", "count"],
     )
-    return by_block.join(
-        intervals.assign(
-            low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)
-        )
-    )
+    found = found.assign(low=found["low"].clip(0), high=found["high"].clip(upper=1))
+    return by_block.join(found)

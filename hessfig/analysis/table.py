@@ -49,9 +49,8 @@ def _check_words(table: DataFrame, broken: Broken) -> None:
 
 def _check_values(table: DataFrame, broken: Broken) -> None:
     """Check that the status fits the value, layers exist in the network, sigma is a scale, and step is a count."""
-    value = table["value"]
-    status = table["status"]
-    finite = np.isfinite(table["value"])
+    value, status = table["value"], table["status"]
+    is_ok, finite = status == Status.ok, np.isfinite(value)
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
     depth, sigma = table["num_layers"], table["sigma"]
@@ -72,8 +71,8 @@ def _check_values(table: DataFrame, broken: Broken) -> None:
         "step must not be negative": table["step"] < 0,
         "index must not be negative": table["index"] < 0,
         "error must not be negative": table["error"] < 0,
-        "status is ok but value is not finite": (status == Status.ok) & ~finite,
-        "status is ok but value is not a norm": (status == Status.ok)
+        "status is ok but value is not finite": is_ok & ~finite,
+        "status is ok but value is not a norm": is_ok
         & (table["quantity"] == FROBENIUS)
         & (value < 0),
         "status is structural_zero but value is not 0": (
@@ -217,10 +216,9 @@ def _with_header(raw: DataFrame, path: Path) -> DataFrame:
     missing = [name for name in COLUMNS if name not in names]
     twice = [n for n in COLUMNS if names.count(n) > 1]
     if missing or twice:
+        what = f"has columns twice: {', '.join(twice)}"
         if missing:
             what = f"lacks columns: {', '.join(missing)}"
-        else:
-            what = f"has columns twice: {', '.join(twice)}"
         raise _broken(path, what, got=", ".join(names), allowed=", ".join(COLUMNS))
     return raw.iloc[1:].set_axis(names, axis=1).reset_index(drop=True)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby, product
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,9 +222,9 @@ def distances(
 
 def average_distance(matrix: Numbers) -> float:
     """Return the mean over all pairs of different blocks that have a distance (untrained: JS^0); nan for none."""
-    pairs = [matrix[i, j] for i, j in combinations(range(len(matrix)), 2)]
-    known = [value for value in pairs if math.isfinite(value)]
-    return float(np.mean(known)) if known else math.nan
+    pairs = matrix[np.triu_indices(len(matrix), 1)]
+    known = pairs[np.isfinite(pairs)]
+    return float(known.mean()) if known.size else math.nan
 
 
 def on_common_grid(
@@ -289,8 +289,14 @@ def pair_distances(
     `distance`. The second: JS^0, the average over all pairs of different blocks, of
     every network, in columns NETWORK and `average`.
     """
+    networks: dict[str, list[Block]] = {}
+    for block in blocks:
+        # As text, nan equals nan.
+        key = repr([getattr(block.place, name) for name in NETWORK])
+        networks.setdefault(key, []).append(block)
     pairs, means = [], []
-    for network, members in _networks(blocks):
+    for members in networks.values():
+        network = {name: getattr(members[0].place, name) for name in NETWORK}
         matrix = distances(members, kernel)
         means.append({**network, "average": average_distance(matrix)})
         for (i, row), (j, col) in product(enumerate(members), repeat=2):
@@ -305,24 +311,5 @@ def _table(rows: list[dict[str, object]], columns: list[str]) -> DataFrame:
     return DataFrame(rows, columns=[*NETWORK, *columns]).astype({columns[-1]: float})
 
 
-def _networks(
-    blocks: Iterable[Block],
-) -> Iterable[tuple[dict[str, object], Sequence[Block]]]:
-    """Yield the columns of each network, state and part, with its blocks in stored order."""
-
-    def key(block: Block) -> str:
-        # Nan equals nan, as text.
-        return repr([getattr(block.place, name) for name in NETWORK])
-
-    stored = list(blocks)
-    order = {name: rank for rank, name in enumerate(dict.fromkeys(map(key, stored)))}
-    for _, group in groupby(sorted(stored, key=lambda block: order[key(block)]), key):
-        members = list(group)
-        yield {name: getattr(members[0].place, name) for name in NETWORK}, members
-
-
 def _pair(one: SpectrumKey, other: SpectrumKey) -> dict[str, object]:
-    return {
-        **{"one_layer": one.layer, "one": one.row},
-        **{"other_layer": other.layer, "other": other.row},
-    }
+    return dict(zip(PAIR, (one.layer, one.row, other.layer, other.row), strict=True))
