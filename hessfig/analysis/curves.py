@@ -15,7 +15,6 @@ from hessfig.terms import AT_OUTPUTS, AT_SCORES, Part
 
 def growth_curves(
     table: DataFrame,
-    *,
     axis: Axis = SIGMA,
     quantity: str = FROBENIUS,
     index: int | None = None,
@@ -55,7 +54,7 @@ def growth_curves(
 
 
 def seed_matrix(
-    table: DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS
+    table: DataFrame, axis: Axis = SIGMA, quantity: str = FROBENIUS
 ) -> DataFrame:
     """Return the values with one row per (curve, seed) and one column per place x; nan where no value counts."""
     numbers = along(of_quantity(table, quantity), axis)

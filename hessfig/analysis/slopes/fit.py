@@ -290,7 +290,7 @@ def fit_slopes(
     _check_stated(settings.predictions, numbers)
     originals = dict(list(numbers.groupby(CURVE)))
     rows = []
-    for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(
+    for key, values in seed_matrix(numbers, axis, quantity).groupby(
         level=CURVE, sort=False
     ):
         for window in windows:

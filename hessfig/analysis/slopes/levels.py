@@ -111,7 +111,7 @@ def _of_seeds(
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
     check_places(numbers, axis)
-    wide = seed_matrix(numbers, axis=axis, quantity=quantity)
+    wide = seed_matrix(numbers, axis, quantity)
     places = wide.columns.to_numpy(float)
     frames = []
     for rank, (low, high) in enumerate(windows):

@@ -63,7 +63,7 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     curves = []
     for quantity, name in rows_of(number).items():
         if quantity in measured:
-            points = growth_curves(run.table, axis=run.axis, quantity=quantity)
+            points = growth_curves(run.table, run.axis, quantity)
             curves.append(points.assign(approximation=name.value))
     points = concat(curves, ignore_index=True)
     places = _places(spec, points, run)

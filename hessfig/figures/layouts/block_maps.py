@@ -55,7 +55,7 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     by default, the end of another axis).
     """
     run, numbers = read_numbers(spec, source)
-    curves = growth_curves(numbers, axis=run.axis, quantity=spec.quantity)
+    curves = growth_curves(numbers, run.axis, spec.quantity)
     wanted = spec.number("sigma") if spec.number("at") is None else spec.number("at")
     here, place = at_one_place(curves, wanted, run.axis)
     what = f"log10 of the mean {labels.quantity_words(spec.quantity)} over {labels.seeds_words(numbers)}"

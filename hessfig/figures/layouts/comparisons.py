@@ -78,10 +78,7 @@ def _all_bars(
     table: DataFrame, quantities: Sequence[str], spec: FigureSpec, run: RecordedRun
 ) -> Iterator[Page]:
     """Draw the blocks of every network at the place of the option `at`, with one page per quantity."""
-    every = [
-        growth_curves(table, axis=run.axis, quantity=quantity)
-        for quantity in quantities
-    ]
+    every = [growth_curves(table, run.axis, quantity) for quantity in quantities]
     points, place = at_one_place(with_pairs(concat(every)), spec.number("at"), run.axis)
     colour = seen(spec, points)[0] if spec.colour else _LAYER
     look = Encoding(run.axis, colour, "", "", run.unchanged)
@@ -242,12 +239,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
         return
     check_places(table, axis)
     curves = with_pairs(
-        concat(
-            [
-                growth_curves(table, axis=axis, quantity=quantity)
-                for quantity in quantities
-            ]
-        )
+        concat([growth_curves(table, axis, quantity) for quantity in quantities])
     )
     colour, dashes = seen(spec, curves)
     if len(quantities) > 1:
@@ -349,7 +341,7 @@ def _draw_page(
     named: list[str | tuple[str, str]] = []
     for one in columns:
         if apart:
-            named.append(labels.plain(labels.quantity_words(one)))
+            named.append(labels.quantity_name(one))
         else:
             named.append((labels.part_title(one), labels.symbol(one)))
     short = [labels.block_title(*key, quantity="") for key in rows]

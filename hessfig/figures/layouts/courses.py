@@ -327,7 +327,7 @@ def _draw_flow(
         else:
             _dots(ax, where(rows, step=rows["step"].max()))
             ax.set_title(
-                f"{labels.plain(labels.quantity_words(wanted[row]))} at step {rows['step'].max():g}"
+                f"{labels.quantity_name(wanted[row])} at step {rows['step'].max():g}"
             )
     shown = []
     for name, frame in zip(wanted, points, strict=True):
@@ -403,7 +403,7 @@ def _heat(ax: Axes, points: DataFrame, name: str, *, named: bool) -> None:
     else:
         ax.set_xticks([])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_title(labels.plain(labels.quantity_words(name)))
+    ax.set_title(labels.quantity_name(name))
 
 
 def _dots(ax: Axes, last: DataFrame) -> None:

@@ -67,7 +67,7 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 allowed="blocks=each, or a list of weights",
                 remedy="figure.layout=blocks",
             )
-        curves = growth_curves(diagonal, axis=run.axis, quantity=chosen.quantity)
+        curves = growth_curves(diagonal, run.axis, chosen.quantity)
         here, place = at_one_place(curves, chosen.number("at"), run.axis)
         for suffix, (variant, _), rows in by_network(here):
             words = filter(None, (labels.variant_words(variant), place))

@@ -105,7 +105,7 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     curves, slopes, tables = [], [], []
     for name in chain(quantities, *nulls.values()):
         table = along(_of_whole(of_quantity(run.table, name)), run.axis)
-        curves.append(growth_curves(table, axis=run.axis, quantity=name))
+        curves.append(growth_curves(table, run.axis, name))
         slopes.append(
             fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name)
         )
@@ -143,7 +143,7 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
         set_x_scale(sheet.axes[-1], laws.curves[X])
         sheet.label(
             labels.plain(laws.axis.symbol),
-            [labels.plain(labels.quantity_words(quantity)) for quantity in quantities],
+            [labels.quantity_name(quantity) for quantity in quantities],
             titles,
         )
         yield sheet.page(suffix, as_written(concat(drawn), laws.axis))

@@ -153,6 +153,11 @@ def quantity_label(quantity: str) -> str:
     """Return a quantity as a label: the norm's symbol, or its words."""
     if quantity == FROBENIUS:
         return r"$\|\cdot\|_F$"
+    return quantity_name(quantity)
+
+
+def quantity_name(quantity: str) -> str:
+    """Return a quantity in words that are safe to print."""
     return plain(quantity_words(quantity))
 
 

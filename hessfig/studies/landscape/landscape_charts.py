@@ -121,7 +121,7 @@ def _place(
     spec: FigureSpec, table: DataFrame, axis: Axis, distance: str, fits: FitSettings
 ) -> _Place:
     present = [name for name in _ALONG_K if name in set(table["quantity"])]
-    curves = {name: growth_curves(table, axis=axis, quantity=name) for name in present}
+    curves = {name: growth_curves(table, axis, name) for name in present}
     windows = list(spec.windows)[:1] or [WHOLE]
     slopes = {}
     for name in present:

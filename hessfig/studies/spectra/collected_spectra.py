@@ -205,7 +205,7 @@ def extremes_page(table: DataFrame, spec: FigureSpec) -> Iterator[Page]:
     if not names:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
-    curves = [growth_curves(first, axis=SIGMA, quantity=name) for name in names]
+    curves = [growth_curves(first, SIGMA, name) for name in names]
     points = concat(curves)
     shown = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
     if shown.empty:

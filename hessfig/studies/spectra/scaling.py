@@ -127,7 +127,7 @@ def _row_words(quantity: str, layer: int, row: str) -> str:
     # The whole network needs no name.
     block = "" if row == Group.all else labels.block_words(row, row)
     which = block + (f" {layer}" if layer > 1 else "")
-    return f"{which} {labels.plain(labels.quantity_words(quantity))}".strip()
+    return f"{which} {labels.quantity_name(quantity)}".strip()
 
 
 def _of_quantities(table: DataFrame, asked: list[str] | None) -> DataFrame:

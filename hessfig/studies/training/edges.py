@@ -72,7 +72,7 @@ def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
         here = where(ratios, variant=variants[column], layer=layers[row])
         drawn.append(_draw_survival_panel(ax, here))
     sheet.first.legend(loc="best")
-    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
+    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.quantity_name(spec.quantity)}"
     short = [f"layer {layer}" for layer in layers]
     if len(layers) == 1:
         short = [""]
@@ -159,7 +159,7 @@ def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
             _mark(ax, ends[rows[row]].get(variants[column]))
     words = []
     for name in rows:
-        named = labels.plain(labels.quantity_words(name))
+        named = labels.quantity_name(name)
         named = _PRECONDITIONED.get(name, named)
         words.append(named if name == "loss" else f"{named} / threshold")
     sheet.label("step", variant_titles(variants), words)
