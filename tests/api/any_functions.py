@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 D = torch.float64
 
@@ -63,11 +62,6 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 # Autoencoders
-
-
-@case
-def autoencoder():
-    return mlp(5, 3, 5), torch.randn(7, 5), lambda network, x: F.mse_loss(network(x), x)
 
 
 class TiedAutoencoder(nn.Module):
@@ -133,28 +127,9 @@ def info_nce(network, batch):
 
 
 @case
-def contrastive_pair():
-    return Towers(), (torch.randn(6, 4), torch.randn(6, 5)), info_nce
-
-
-@case
 def contrastive_pairs_over_batches():
     batches = [(torch.randn(n, 4), torch.randn(n, 5)) for n in (4, 5, 3)]
     return Towers(), batches, info_nce, {"batch_weights": [4, 5.0, numpy.float32(3)]}
-
-
-Triplet = namedtuple("Triplet", "anchor near far")
-
-
-@case
-def triplet():
-    def loss(network, batch):
-        anchor, near, far = (network(one) for one in batch)
-        return F.softplus(
-            (anchor - near).square().sum(1) - (anchor - far).square().sum(1) + 0.2
-        ).mean()
-
-    return mlp(4, 6, 3), Triplet(*torch.randn(3, 5, 4).unbind()), loss
 
 
 # Preference losses with a frozen reference
@@ -163,25 +138,6 @@ def triplet():
 def log_probability(network, tokens):
     logits = network(F.one_hot(tokens[:, :-1], 6).to(next(network.parameters()).dtype))
     return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum((1, 2))
-
-
-@case
-def preference():
-    network, reference = mlp(6, 4, 6), mlp(6, 4, 6).requires_grad_(False)
-    batch = {
-        "chosen": torch.randint(0, 6, (5, 4)),
-        "rejected": torch.randint(0, 6, (5, 4)),
-    }
-
-    def loss(network, batch):
-        margins = [
-            log_probability(network, batch[key])
-            - log_probability(reference, batch[key])
-            for key in batch
-        ]
-        return -F.logsigmoid(0.3 * (margins[0] - margins[1])).mean()
-
-    return network, batch, loss
 
 
 class Preference:
@@ -234,21 +190,6 @@ def rollout(count: int) -> Rollout:
         torch.randn(count),
         torch.randn(count),
     )
-
-
-@case
-def clipped_ratio():
-    def loss(network, batch):
-        now = (
-            network(batch.states)
-            .log_softmax(-1)
-            .gather(1, batch.actions[:, None])[:, 0]
-        )
-        ratio = (now - batch.old).exp()
-        gain = (batch.advantages - batch.advantages.mean()) / batch.advantages.std()
-        return -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-
-    return mlp(4, 5, 3), rollout(9), loss
 
 
 class ActorCritic(nn.Module):
@@ -338,11 +279,6 @@ def of_graph(network, graph):
         .square()
         .mean()
     )
-
-
-@case
-def graph():
-    return mlp(8, 4, 1), Graph(6), of_graph
 
 
 class Graphs:
@@ -464,43 +400,18 @@ def distillation_of_features():
 
 
 @case
-def inner_step():
-    def loss(network, batch):
-        (x, y), (u, v) = batch
-        here = dict(network.named_parameters())
-        slopes = torch.autograd.grad(
-            F.mse_loss(network(x), y), list(here.values()), create_graph=True
-        )
-        there = {
-            name: one - 0.1 * slope
-            for (name, one), slope in zip(here.items(), slopes, strict=True)
-        }
-        return F.mse_loss(torch.func.functional_call(network, there, (u,)), v)
-
-    tasks = [
-        tuple((torch.randn(4, 3), torch.randn(4, 2)) for _ in range(2))
-        for _ in range(3)
-    ]
-    return mlp(3, 4, 2), tasks, loss
-
-
-@case
-def two_inner_steps_of_kept_parameters():
+def inner_step_of_kept_parameters():
     network = mlp(3, 3, 1)
     kept = dict(network.named_parameters())
 
     def loss(network, batch):
-        at, x = dict(kept), batch["x"]
-        for _ in range(2):
-            value = torch.func.functional_call(network, at, (x,)).square().mean()
-            slopes = torch.autograd.grad(value, list(at.values()), create_graph=True)
-            at = {
-                name: one - 0.2 * slope
-                for (name, one), slope in zip(at.items(), slopes, strict=True)
-            }
-        return (
-            (torch.func.functional_call(network, at, (x,)) - batch["y"]).square().mean()
-        )
+        value = torch.func.functional_call(network, kept, batch["x"]).square().mean()
+        slopes = torch.autograd.grad(value, [*kept.values()], create_graph=True)
+        stepped = {}
+        for name, slope in zip(kept, slopes, strict=True):
+            stepped[name] = kept[name] - 0.2 * slope
+        made = torch.func.functional_call(network, stepped, batch["x"])
+        return F.mse_loss(made, batch["y"])
 
     return network, {"x": torch.randn(5, 3), "y": torch.randn(5, 1)}, loss
 
@@ -592,21 +503,13 @@ def moving_baseline():
 
 @case
 def gradient_penalty():
-    real, fake = torch.randn(2, 5, 4).unbind()
-    between = ((real + fake) / 2).requires_grad_()
-
-    def loss(network, batch):
-        real, fake, between = batch
+    def loss(network, between):
         (slope,) = torch.autograd.grad(
             network(between).sum(), between, create_graph=True
         )
-        return (
-            network(fake).mean()
-            - network(real).mean()
-            + 10 * (slope.norm(dim=1) - 1).square().mean()
-        )
+        return (slope.norm(dim=1) - 1).square().mean()
 
-    return mlp(4, 6, 1), (real, fake, between.detach().requires_grad_()), loss
+    return mlp(4, 6, 1), torch.randn(5, 4).requires_grad_(), loss
 
 
 @case
@@ -685,25 +588,6 @@ def frozen_parameters_are_measured():
 
 
 @case
-def spectrum_of_outputs():
-    def loss(network, x):
-        return torch.fft.fft(network(x)).abs().square().mean().log()
-
-    return mlp(4, 5, 6), torch.randn(6, 4), loss
-
-
-@case
-def numbers_of_numpy():
-    batch = {"x": numpy.random.default_rng(1).normal(size=(6, 4)), "note": None}
-
-    def loss(network, batch):
-        made = network(torch.as_tensor(batch["x"]).to(next(network.parameters())))
-        return made.square().mean() + made.mean()
-
-    return mlp(4, 5, 2), batch, loss
-
-
-@case
 def loader_of_pairs():
     data = [(torch.randn(4), torch.randn(2)) for _ in range(6)]
     return (
@@ -713,26 +597,10 @@ def loader_of_pairs():
     )
 
 
-class Texts(Dataset):
-    """A data set of batches."""
-
-    def __init__(self) -> None:
-        self.batches = [{"x": torch.randn(n, 4)} for n in (3, 2)]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, number):
-        return self.batches[number]
-
-
 @case
 def data_set_of_batches():
-    return (
-        mlp(4, 3),
-        Texts(),
-        lambda network, batch: network(batch["x"]).logsumexp(-1).mean(),
-    )
+    data = TensorDataset(torch.randn(2, 3, 4), torch.randn(2, 3, 2))
+    return mlp(4, 2), data, lambda network, b: F.huber_loss(network(b[0]), b[1])
 
 
 @case
@@ -756,17 +624,6 @@ def batch_changed_in_place():
 
 
 # Above 65 536 parameters
-
-
-@case
-def large_autoencoder():
-    batches = [torch.randn(3, 60), torch.randn(5, 60)]
-    return (
-        mlp(60, 560, 60),
-        batches,
-        lambda network, x: F.mse_loss(network(x), x),
-        {"batch_weights": len},
-    )
 
 
 @case
