@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,26 @@ CONFIG: dict[str, Any] = {
 VALUE_AND_QUERY = [("W_V", "W_V"), ("W_Q", "W_Q")]
 SIGMA = [float(f"{s:.12g}") for s in np.logspace(-2, 1, 10)]
 Law = Callable[[Block, Part, Architecture, float], float]
+
+
+def networks(setting: str, values: Iterable[Any]) -> list[tuple[str, int]]:
+    """Return a network of one layer for each value of a setting."""
+    return [(f"{setting}={value}", 1) for value in values]
+
+
+def depths(*numbers: int) -> list[tuple[str, int]]:
+    """Return the network of the settings with so many layers."""
+    return [("", number) for number in numbers]
+
+
+def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the blocks on and above the diagonal."""
+    return list(itertools.combinations_with_replacement(names, 2))
+
+
+def single(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the blocks on the diagonal."""
+    return [(name, name) for name in names]
 
 
 def config(**model: Any) -> dict[str, Any]:

@@ -119,6 +119,26 @@ PROBLEMS = {
         {"network": Then(lambda f: f, k=EMPTY), "weights": {"a": "k"}},
         "the parameter of a has no entries",
     ),
+    "a copy": (
+        {"weights": {"a": ("weight", ([0, 1], [1, 2]))}},
+        "slice of a is not one of its",
+    ),
+    "dropout": (
+        {"network": nn.Sequential(nn.Dropout(0.5), NET)},
+        "training mode(.|\n)*network.eval",
+    ),
+    "inputs by a wrong name": (
+        {"inputs": {"x": X}},
+        "the network cannot take the batch(.|\n)*argument 'x'",
+    ),
+    "a function of network and batch": (
+        {"inputs": (X, X), "targets": lambda network, batch: X.sum()},
+        "compute_loss=f",
+    ),
+    "a loss misspelt": (
+        {"loss": "crossentropy"},
+        "loss is not known(.|\n)*did you mean 'cross_entropy'",
+    ),
     "no network": ({"network": None}, "network is not a module"),
     "a function": ({"network": lambda x: x}, "network is not a module"),
     "no parameters": ({"network": nn.Tanh()}, "there are none"),
@@ -235,6 +255,10 @@ REQUESTS = {
         "not in layer 999",
     ),
     "30 000 blocks": ({"blocks": ["weight"] * 30_000}, "too many"),
+    "a pair without a trace": (
+        {"blocks": [("weight", "bias")], "quantities": ["trace"]},
+        "cannot be had for any of these blocks",
+    ),
     "no parts": ({"parts": []}, "parts: a name, or a list"),
     "parts misspelt": ({"parts": ["Ho"]}, "did you mean 'H_o'"),
     "parts twice": ({"parts": ["H", "H"]}, "parts: each is named once"),
@@ -243,6 +267,7 @@ REQUESTS = {
     "quantities without a task": ({"quantities": "accuracy"}, "no examples besides"),
     "estimator=None": ({"estimator": None}, "estimator: there is no such choice"),
     "estimator misspelt": ({"estimator": "hutchison"}, "did you mean 'hutchinson'"),
+    "estimator=exact": ({"estimator": "exact"}, "no exact H"),
     "num_probes=True": ({"num_probes": True}, "num_probes: a whole number"),
     "num_probes=0": ({"num_probes": 0}, "num_probes: a whole number"),
     "num_probes=2": ({"num_probes": 2}, "a third of its probes"),
@@ -256,6 +281,18 @@ REQUESTS = {
         "dtype: there is no such choice(.|\n)*float32",
     ),
     "spectrum=3": ({"spectrum": 3}, "spectrum: no settings"),
+    "spectrum.step": (
+        {"spectrum": {"step": 3}},
+        "spectrum: there is no such choice(.|\n)*did you mean 'steps'",
+    ),
+    "spectrum.tolerance=2": (
+        {"spectrum": {"tolerance": 2}, "quantities": "largest_eigenvalue"},
+        "spectrum.tolerance",
+    ),
+    "spectrum.k=7": (
+        {"spectrum": {"k": 7}, "quantities": "largest_eigenvalue"},
+        "fewer eigenvalues",
+    ),
     "spectrum.k=True": ({"spectrum": {"k": True}}, "spectrum.k is of another kind"),
     "spectrum.k=10**30": ({"spectrum": {"k": 10**30}}, "spectrum.k is too large"),
     "spectrum.probes of lists": (

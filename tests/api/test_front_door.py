@@ -72,6 +72,12 @@ def test_refusals_lead_to_compute_loss(name):
     assert "input_ids" not in str(caught.value)
 
 
+def followed(error, **names):
+    """Return the problem that the last remedy of a refusal writes down."""
+    call = str(error.remedy).rpartition("; or ")[2]
+    return eval(call.removesuffix(", with any function"), {"hessfig": hessfig, **names})
+
+
 def test_the_remedy_of_a_network_that_returns_its_loss_works_as_it_is():
     for network, batch in (
         (OwnLoss(), X),
@@ -81,14 +87,7 @@ def test_the_remedy_of_a_network_that_returns_its_loss_works_as_it_is():
         given = hessfig.Problem(network, batch)
         with pytest.raises(UserError) as caught:
             given.operator("all")
-        call = (
-            str(caught.value.remedy)
-            .rpartition("; or ")[2]
-            .removesuffix(", with any function")
-        )
-        problem = eval(
-            call, {"hessfig": hessfig, "network": given.network, "batch": batch}
-        )
+        problem = followed(caught.value, network=given.network, batch=batch)
         plain = hessfig.Problem(given.network.map, X, Y, "mse")
         assert torch.allclose(
             problem.operator("all").dense(), plain.operator("all").dense(), rtol=1e-9
@@ -115,20 +114,11 @@ def test_the_remedy_of_several_outputs_names_the_argument(kind):
     assert "{'x': inputs} as the inputs, and a function loss(outputs, targets)" in str(
         caught.value.remedy
     )
-    call = (
-        str(caught.value.remedy)
-        .rpartition("; or ")[2]
-        .removesuffix(", with any function")
+    problem = followed(
+        caught.value, network=network, inputs=X, targets=Y, loss=_of_both
     )
-    here = {
-        "hessfig": hessfig,
-        "network": network,
-        "inputs": X,
-        "targets": Y,
-        "loss": _of_both,
-    }
-    followed = hessfig.Problem(network, {"x": X}, Y, _of_both).operator("all").dense()
-    assert torch.allclose(followed, eval(call, here).operator("all").dense(), rtol=1e-9)
+    plain = hessfig.Problem(network, {"x": X}, Y, _of_both).operator("all").dense()
+    assert torch.allclose(problem.operator("all").dense(), plain, rtol=1e-9)
     one = (
         hessfig.Problem(network, X, Y, "mse", outputs={Heads: 0, Named: "a"}[kind])
         .operator("all")
@@ -151,25 +141,17 @@ def test_the_remedy_of_a_dictionary_of_targets_works_as_it_is(inputs):
     )
     with pytest.raises(UserError) as caught:
         given.operator("all")
-    call = (
-        str(caught.value.remedy)
-        .rpartition("; or ")[2]
-        .removesuffix(", with any function")
+    problem = followed(
+        caught.value,
+        network=given.network,
+        inputs=inputs,
+        targets={"a": Y},
+        loss=given.loss,
     )
-    here = {
-        "network": given.network,
-        "inputs": inputs,
-        "targets": {"a": Y},
-        "loss": given.loss,
-    }
     plain = (
         hessfig.Problem(given.network, {"x": X}, Y, _of_both).operator("all").dense()
     )
-    assert torch.allclose(
-        eval(call, {"hessfig": hessfig, **here}).operator("all").dense(),
-        plain,
-        rtol=1e-9,
-    )
+    assert torch.allclose(problem.operator("all").dense(), plain, rtol=1e-9)
 
 
 class Noisy(nn.Module):

@@ -482,7 +482,13 @@ def test_the_generator_of_python_is_as_it_was_where_no_types_are_checked():
 
 def test_a_number_does_not_hang_on_the_callers_state():
     asked = {
-        "quantities": ["frobenius", "trace", "largest_eigenvalue", "loss"],
+        "quantities": [
+            "frobenius",
+            "largest_eigenvalue",
+            "density",
+            "slices",
+            "pruning",
+        ],
         "blocks": ["out.weight", "all"],
     }
     for dtype in ("float64", "float32"):

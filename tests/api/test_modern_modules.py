@@ -290,29 +290,6 @@ def test_every_part_is_that_of_dense_double_backward(name):
     assert {id(p) for p in problem.network.parameters()} == before
 
 
-@pytest.mark.parametrize("name", ["silu", "two names", "lstm"])
-def test_single_blocks_are_pieces_of_the_dense_ones(name):
-    problem = problem_of(name)
-    names = [path for path, _ in problem.network.named_parameters()]
-    sizes = [problem.network.get_parameter(path).numel() for path in names]
-    dense = {
-        part: matrix.split(sizes) for part, matrix in truth_of(problem, names).items()
-    }
-    table = measure(
-        problem,
-        blocks=["each", *[(names[0], name) for name in names[1:]]][1:] + names,
-        estimator="dense",
-    )
-    for row in table.itertuples():
-        block = dense[Part(row.part)][names.index(row.row)].split(sizes, dim=1)[
-            names.index(row.col)
-        ]
-        scale = max(dense[Part.H][names.index(row.row)].norm().item(), 1e-3)
-        assert row.value == pytest.approx(
-            block.norm().item(), rel=1e-10, abs=1e-10 * scale
-        ), row
-
-
 QUANTITIES = {
     "spectrum": "dense",
     "hessian": "dense",

@@ -58,35 +58,8 @@ class Net(nn.Module):
         return {"scores": self.b(hidden), "others": self.c(hidden)}
 
 
-class Sigmoid(Net):
-    def activate(self, x):
-        return torch.sigmoid(x)
-
-
-class OfModules(nn.Module):
-    """A loss with modules in a plain list."""
-
-    reduction = "mean"
-
-    def __init__(self, gain):
-        super().__init__()
-        self.modules_of_it = [nn.Linear(2, 2).double()]
-        with torch.no_grad():
-            self.modules_of_it[0].weight.copy_(gain * torch.eye(2))
-
-    def forward(self, outputs, targets):
-        return F.cross_entropy(self.modules_of_it[0](outputs), targets)
-
-
 def scaled(gain):
     return lambda outputs, targets: gain * F.cross_entropy(outputs, targets)
-
-
-def defaulted(gain):
-    def loss(outputs, targets, gain=gain):
-        return gain * F.cross_entropy(outputs, targets)
-
-    return loss
 
 
 def hooked():
@@ -100,21 +73,8 @@ def words(mode):
 
 
 OTHERS = {
-    "an attribute that is no tensor": (
-        {},
-        {"network": lambda: Net(activation=torch.sigmoid)},
-    ),
-    "a constant in a list": ({}, {"network": lambda: Net(tables=[1.0, {"gain": 2.0}])}),
-    "a buffer": ({}, {"network": lambda: Net(held=2 * torch.ones(4))}),
     "outputs": ({}, {"outputs": "others"}),
-    "a method": ({}, {"network": Sigmoid}),
-    "a hook": ({}, {"network": hooked}),
-    "a function as loss": ({"loss": scaled(1.0)}, {"loss": defaulted(2.0)}),
     "a closure": ({"loss": scaled(1.0)}, {"loss": scaled(2.0)}),
-    "modules in a list of the loss": (
-        {"loss": OfModules(1.0)},
-        {"loss": OfModules(2.0)},
-    ),
     "an entry of the batch that is no tensor": (words("plain"), words("double")),
     "the order of batches": (
         {"batch": [(X[:4], Y[:4]), (X[4:], Y[4:])]},

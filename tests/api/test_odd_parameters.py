@@ -145,25 +145,3 @@ def test_every_quantity_is_measured_or_refused_for_another_reason(quantity):
                     word in told
                     for word in ("RuntimeError", "IndexError", "ValueError")
                 ), told
-
-
-def test_a_monitor_follows_it(tmp_path):
-    places, dense = truth()
-    problem = problem_of()
-    wanted = hessfig.Measure(
-        blocks=["scale", "all"], parts="H", quantities=["largest_eigenvalue"]
-    )
-    batch = (problem.inputs, problem.targets)
-    monitor = hessfig.Monitor(
-        problem.network,
-        "cross_entropy",
-        batch,
-        folder=tmp_path,
-        measure=wanted,
-        every=1,
-    )
-    found = monitor(0)
-    monitor.close()
-    for name, at in {"scale": places["scale"], "all": slice(None)}.items():
-        largest = float(torch.linalg.eigvalsh(dense[Part.H][at, at])[-1])
-        assert found[f"largest_eigenvalue/{name}/H"] == pytest.approx(largest, rel=1e-6)

@@ -172,14 +172,15 @@ def test_groups_without_a_parameter_of_the_network_do_not_count(other, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("nesterov", "ratio"), list(product([False, True], [0.99, 1.01]))
+    ("momentum", "nesterov"), [(0.9, False), (0.9, True), (0.0, False)]
 )
+@pytest.mark.parametrize("ratio", [0.99, 1.01])
 def test_thresholds_of_momentum_divide_what_shrinks_from_what_grows(
-    nesterov, ratio, tmp_path
+    momentum, nesterov, ratio, tmp_path
 ):
     """On a parabola whose curvature is `ratio` times the threshold, torch's own updates grow or shrink."""
     net = nn.Linear(1, 1, bias=False)
-    optimiser = torch.optim.SGD(net.parameters(), 0.1, 0.9, nesterov=nesterov)
+    optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum, nesterov=nesterov)
     monitor = watched(
         net,
         optimiser,

@@ -102,18 +102,6 @@ def test_an_error_is_stated_for_every_vector(name, dtype):
 
 
 @pytest.mark.long
-def test_eigenvalues_of_scipy_are_those_of_double_backward():
-    truth, value, _ = exact("llama")
-    operator = problem("llama").operator("all", dtype="float32", products="differences")
-    found, vector = sparse.eigsh(
-        operator.to_scipy(), k=1, which="LA", v0=np.ones(truth.shape[0]), tol=1e-4
-    )
-    assert found[0] == pytest.approx(value[0], rel=1e-3)
-    residual = float(np.linalg.norm(truth @ vector[:, 0] - found[0] * vector[:, 0]))
-    assert residual <= 2e-3 * value[0]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_solution_states_a_residual_that_covers_the_true_one(dtype):
     truth, value, _ = exact("encoder")

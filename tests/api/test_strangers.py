@@ -100,28 +100,6 @@ def test_what_is_compiled_is_measured_as_its_original(change, has_run, tmp_path)
     assert value == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
 
 
-def scripted(network):
-    return torch.jit.script(network)
-
-
-def traced(network):
-    return torch.jit.trace(network, X)
-
-
-def part_scripted(network):
-    network[1] = torch.jit.script(network[1])
-    return network
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("change", [scripted, traced, part_scripted])
-def test_torchscript_is_refused_for_its_original(change):
-    with pytest.raises(UserError, match="TorchScript") as caught:
-        norm(change(plain()))
-    assert "and give the original" in caught.value.remedy
-
-
 class Checkpointed(nn.Module):
     def __init__(self, inside, *, use_reentrant):
         super().__init__()
@@ -426,62 +404,10 @@ def test_nothing_of_the_user_changes(name, loss):
         torch.uint8,
     ),
 )
-@pytest.mark.parametrize(
-    "loss",
-    daily(
-        ["cross_entropy", nn.CrossEntropyLoss(), lambda o, t: F.cross_entropy(o, t)],
-        "cross_entropy",
-    ),
-)
-def test_class_numbers_of_any_type(kind, loss):
+def test_class_numbers_of_any_type(kind):
     for targets in (Y.to(kind), [Y[:4].to(kind), Y[4:].to(kind)]):
         inputs = X if isinstance(targets, Tensor) else [X[:4], X[4:]]
         table = hessfig.measure(
-            hessfig.Problem(plain(), inputs, targets, loss),
-            blocks=["all"],
-            estimator="dense",
+            hessfig.Problem(plain(), inputs, targets), blocks=["all"], estimator="dense"
         )
         assert table["value"][0] == pytest.approx(float(truth().norm()), rel=1e-12)
-
-
-@pytest.mark.long
-def test_a_default_device_of_the_caller_changes_no_bit(tmp_path):
-    quantities = ["frobenius", "largest_eigenvalue", "density", "slices", "pruning"]
-
-    network = plain()
-
-    def numbers(folder):
-        problem = hessfig.Problem(network, X, Y)
-        table = hessfig.measure(problem, blocks=["all"], quantities=quantities)
-        product = problem.operator("all") @ torch.ones(
-            43, dtype=torch.float64, device="cpu"
-        )
-        approximation = problem.approximation("kfac", "0.weight").dense()
-        wanted = hessfig.Measure(
-            blocks=["all"], parts="H", quantities=["largest_eigenvalue"]
-        )
-        monitor = hessfig.Monitor(
-            problem.network,
-            "cross_entropy",
-            (X, Y),
-            folder=folder,
-            measure=wanted,
-            every=1,
-        )
-        watched = monitor(0)
-        monitor.close()
-        return [
-            table["value"].tolist(),
-            product.tolist(),
-            approximation.tolist(),
-            watched,
-        ]
-
-    usual = numbers(tmp_path / "cpu")
-    torch.set_default_device("meta")
-    try:
-        other = numbers(tmp_path / "meta")
-        assert torch.get_default_device().type == "meta"
-    finally:
-        torch.set_default_device(None)
-    assert other == usual

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 
 from hessfig.figures.parts.page import styled
 from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
-from tests.analysis.synthetic import CONFIG, make_table, write_sweep
+from tests.analysis.synthetic import CONFIG, depths, make_table, write_sweep
 
 Draw = Callable[..., list[Page]]
 
@@ -49,38 +51,67 @@ def pages(tmp_path: Path) -> Iterator[Draw]:
 @pytest.fixture
 def deep() -> pd.DataFrame:
     """Return a table of networks of one to three layers."""
-    return make_table(networks=[("", depth) for depth in (1, 2, 3)], seeds=3)
+    return make_table(networks=depths(1, 2, 3), seeds=3)
+
+
+def texts_of(artists: Iterable[Any]) -> list[str]:
+    """Return what artists such as texts and labels of ticks say."""
+    return [one.get_text() for one in artists]
+
+
+def titles_of(axes: Iterable[Axes]) -> list[str]:
+    return [ax.get_title() for ax in axes]
+
+
+def labels_of(artists: Iterable[Any]) -> list[str]:
+    """Return the labels of lines or containers, which a legend shows."""
+    return [one.get_label() for one in artists]
+
+
+def suffixes(drawn: Iterable[Page]) -> list[str]:
+    """Return what stands behind the names of the pages' files."""
+    return [page.suffix for page in drawn]
+
+
+def note_of(page: Page) -> str:
+    """Return the note below a page, on one line."""
+    return " ".join(" ".join(texts_of(page.figure.texts)).split())
+
+
+def colours(lines: Iterable[Any]) -> set[str]:
+    return {to_hex(line.get_color()) for line in lines}
+
+
+def heights(lines: Iterable[Any]) -> list[Any]:
+    return [np.asarray(line.get_ydata(), dtype=float) for line in lines]
+
+
+def thin(ax: Axes) -> list[Any]:
+    """Return the lines of single seeds."""
+    return [line for line in ax.lines if line.get_linewidth() < 0.5]
+
+
+def dots(ax: Axes) -> list[Any]:
+    """Return the lines that have round markers."""
+    return [line for line in ax.lines if line.get_marker() == "o"]
 
 
 def words(ax: Axes) -> str:
     """Return everything written in a panel: texts and legend entries."""
-    legend = ax.get_legend()
-    entries = (
-        []
-        if legend is None
-        else [
-            legend.get_title().get_text(),
-            *(t.get_text() for t in legend.get_texts()),
-        ]
-    )
-    return "\n".join([*(text.get_text() for text in ax.texts), *entries])
+    found = texts_of(ax.texts)
+    if legend := ax.get_legend():
+        found += texts_of([legend.get_title(), *legend.get_texts()])
+    return "\n".join(found)
 
 
 def curves(ax: Axes) -> list[Any]:
     """Return the measured curves of a panel: solid lines with markers."""
-    return [
-        line
-        for line in ax.lines
-        if line.get_marker() == "o" and line.get_linestyle() == "-"
-    ]
+    return [line for line in dots(ax) if line.get_linestyle() == "-"]
 
 
 def guides(ax: Axes) -> list[Any]:
-    """Return the dashed power laws of a panel (not the dotted line at sigma = 1)."""
-    lines = [
-        line
-        for line in ax.lines
-        if line.get_marker() == "None" and len(line.get_xdata()) > 2
+    """Return the dashed power laws of a panel (neither the dotted line at sigma = 1 nor seeds)."""
+    unmarked = [line for line in ax.lines if line.get_marker() == "None"]
+    return [
+        line for line in unmarked if len(line.get_xdata()) > 2 and line not in thin(ax)
     ]
-    # Thinner ones are seeds.
-    return [line for line in lines if line.get_linewidth() > 0.5]

@@ -18,7 +18,17 @@ from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from hessfig.models.blocks import transformer_matrices
-from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
+from tests.analysis.synthetic import (
+    CONFIG,
+    SIGMA,
+    config,
+    depths,
+    make_table,
+    networks,
+    pairs,
+    single,
+    write_sweep,
+)
 from tests.analysis.test_arrays import listed, store
 
 OPEN: list[tuple[float | None, float | None]] = [(None, None)]
@@ -36,35 +46,16 @@ _LINEAR = config(kind="linear_mlp") | {
 _BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {
     "task": {"loss": "mse"}
 }
+_BENT = {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5}
 _ATTENTION = ("W_Q", "W_K", "W_V")
 _EVERY = [m.value for m in transformer_matrices(ModelConfig())]
-
-
-def _depths(count: int) -> list[tuple[str, int]]:
-    return [("", depth) for depth in range(1, count + 1)]
-
-
-def _pairs(names: Any) -> list[tuple[str, str]]:
-    return [(row, col) for i, row in enumerate(names) for col in list(names)[i:]]
 
 
 # By figure: layout, windows, options, settings of the run, the table.
 FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
     "3a": ("growth", [(None, 1.0)], {}, CONFIG, {}),
-    "3b": (
-        "growth",
-        THREE,
-        {},
-        config(norm="pre"),
-        {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5},
-    ),
-    "3b_levels": (
-        "growth",
-        THREE,
-        {"words": "level"},
-        config(norm="pre"),
-        {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5},
-    ),
+    "3b": ("growth", THREE, {}, config(norm="pre"), _BENT),
+    "3b_levels": ("growth", THREE, {"words": "level"}, config(norm="pre"), _BENT),
     "5a": (
         "linear_axes",
         OPEN,
@@ -84,14 +75,14 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         [(None, 1.0)],
         {},
         CONFIG,
-        {"networks": [("", 1), ("", 5)], "sigma": SIGMA[::3]},
+        {"networks": depths(1, 5), "sigma": SIGMA[::3]},
     ),
     "7": (
         "growth_by_depth",
         [(None, None), (None, 0.3)],
         {},
         _CHAIN,
-        {"networks": [("", 3)], "sigma": SIGMA[:8:2], "settings": _CHAIN},
+        {"networks": depths(3), "sigma": SIGMA[:8:2], "settings": _CHAIN},
     ),
     "8": (
         "one_panel",
@@ -99,7 +90,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         {},
         _LINEAR,
         {
-            "networks": _depths(5),
+            "networks": depths(1, 2, 3, 4, 5),
             "sigma": SIGMA[::3],
             "blocks": [("W", "W")],
             "parts": ["H"],
@@ -111,7 +102,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         [(None, 0.1)],
         {},
         _BARE,
-        {"blocks": _pairs(_ATTENTION), "settings": _BARE},
+        {"blocks": pairs(_ATTENTION), "settings": _BARE},
     ),
     "blocks": (
         "blocks",
@@ -119,7 +110,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         {},
         CONFIG,
         {
-            "blocks": _pairs(_EVERY),
+            "blocks": pairs(_EVERY),
             "sigma": [0.1, 1.0],
             "law": lambda b, p, a, s: 1e-5 * s,
         },
@@ -129,7 +120,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         OPEN,
         {},
         CONFIG,
-        {"blocks": _pairs(_ATTENTION), "sigma": [0.1, 1.0]},
+        {"blocks": pairs(_ATTENTION), "sigma": [0.1, 1.0]},
     ),
     "ablation": (
         "ablation",
@@ -137,10 +128,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         {},
         CONFIG,
         {
-            "networks": [
-                (f"model.temperature={t}", 1)
-                for t in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-            ],
+            "networks": networks("model.temperature", 2.0 ** np.arange(-2, 5)),
             "sigma": [0.1, 0.3, 1.0],
         },
     ),
@@ -150,7 +138,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         {},
         _BARE,
         {
-            "networks": [(f"model.temperature={2.0**k}", 1) for k in range(-6, 7)],
+            "networks": networks("model.temperature", 2.0 ** np.arange(-6, 7)),
             "sigma": [0.1, 0.3, 1.0, 3.0],
             "blocks": [("query_key", "query_key")],
             "parts": ["H_oT", "H_fT", "H"],
@@ -159,17 +147,20 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
             ],
         },
     ),
-    "lines": ("lines", OPEN, {}, CONFIG, {"networks": _depths(2), "sigma": SIGMA[::3]}),
+    "lines": (
+        "lines",
+        OPEN,
+        {},
+        CONFIG,
+        {"networks": depths(1, 2), "sigma": SIGMA[::3]},
+    ),
     "network": (
         "bars",
         OPEN,
         {},
         config(kind="python"),
         {
-            "blocks": [
-                (f"blocks.{k}.attention.weight", f"blocks.{k}.attention.weight")
-                for k in range(32)
-            ],
+            "blocks": single(f"blocks.{k}.attention.weight" for k in range(32)),
             "sigma": None,
             "law": lambda b, p, a, s: 1e-3,
         },
@@ -220,24 +211,15 @@ def texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
     """Return every text that is drawn: its words, its size in points, and where it stands in inches."""
     laid_out(figure)
     hidden = set(_beyond(figure))
-    found = [
-        text
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text().strip()
-    ]
-    shown = [
-        text
-        for text in found
-        if text not in hidden and (text.axes is None or text.axes.get_visible())
-    ]
-    return [
-        (
-            text.get_text(),
-            float(text.get_fontsize()),
-            text.get_window_extent().transformed(figure.dpi_scale_trans.inverted()),
-        )
-        for text in shown
-    ]
+    found = []
+    for text in figure.findobj(Text):
+        is_blank = not text.get_visible() or not text.get_text().strip()
+        is_off = text.axes is not None and not text.axes.get_visible()
+        if is_blank or is_off or text in hidden:
+            continue
+        box = text.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+        found.append((text.get_text(), float(text.get_fontsize()), box))
+    return found
 
 
 def _beyond(figure: Figure) -> Iterator[Text]:
@@ -261,23 +243,21 @@ def _beyond(figure: Figure) -> Iterator[Text]:
 
 def overlaps(figure: Figure, *, slack: float = 0.01) -> list[tuple[str, str]]:
     """Return pairs of texts that touch by more than `slack` inches both ways."""
-    found = texts(figure)
-    return [
-        (a, b)
-        for (a, _, one), (b, _, other) in itertools.combinations(found, 2)
-        if min(one.x1, other.x1) - max(one.x0, other.x0) > slack
-        and min(one.y1, other.y1) - max(one.y0, other.y0) > slack
-    ]
+    found = []
+    for (a, _, one), (b, _, other) in itertools.combinations(texts(figure), 2):
+        across = min(one.x1, other.x1) - max(one.x0, other.x0)
+        up = min(one.y1, other.y1) - max(one.y0, other.y0)
+        if min(across, up) > slack:
+            found.append((a, b))
+    return found
 
 
 def outside(figure: Figure, *, slack: float = 0.005) -> list[str]:
     """Return texts that the page cuts."""
     width, height = figure.get_size_inches()
-    return [
-        words
-        for words, _, box in texts(figure)
-        if box.x0 < -slack
-        or box.y0 < -slack
-        or box.x1 > width + slack
-        or box.y1 > height + slack
-    ]
+    found = []
+    for words, _, box in texts(figure):
+        beyond = max(-box.x0, -box.y0, box.x1 - width, box.y1 - height)
+        if beyond > slack:
+            found.append(words)
+    return found

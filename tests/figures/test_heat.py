@@ -8,7 +8,7 @@ from hessfig.figures.parts.page import TEXT_WIDTH, Paper, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.figures import shipped
-from tests.figures.conftest import words
+from tests.figures.conftest import texts_of, words
 
 
 def deep_table(**columns):
@@ -29,7 +29,7 @@ def test_layers_run_down_and_weights_across(pages):
             here = page.numbers
             row = here[(here["part"] == part) & (here["layer"] == i + 1)].iloc[j]
             assert row["is_zero"] or value == pytest.approx(np.log10(row["mean"]))
-    assert [tick.get_text() for tick in panels[0].get_yticklabels()] == ["1", "2", "3"]
+    assert texts_of(panels[0].get_yticklabels()) == ["1", "2", "3"]
 
 
 def test_negative_values_are_coloured_themselves(pages):

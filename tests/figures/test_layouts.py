@@ -8,22 +8,25 @@ from matplotlib.figure import Figure
 from hessfig.analysis.axis import short_variant, varied_setting
 from hessfig.analysis.curves import functional_shares
 from hessfig.errors import UserError
-from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.figures.parts.page import styled
 from hessfig.figures.parts.panels import name_ends
-from hessfig.terms import Matrix
-from tests.analysis.synthetic import config, make_table
+from tests.analysis.synthetic import config, depths, make_table, networks, pairs
 from tests.figures.artists import under_legends
-from tests.figures.conftest import curves, guides, words
+from tests.figures.conftest import (
+    colours,
+    curves,
+    guides,
+    heights,
+    labels_of,
+    suffixes,
+    texts_of,
+    words,
+)
 
 BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {
     "task": {"loss": "mse"}
 }
-TRIANGLE = [
-    (row, col)
-    for i, row in enumerate(("W_Q", "W_K", "W_V"))
-    for col in ("W_Q", "W_K", "W_V")[i:]
-]
+TRIANGLE = pairs(("W_Q", "W_K", "W_V"))
 
 
 def test_linear_axes_draw_the_predicted_power(pages):
@@ -51,10 +54,9 @@ def test_overview_shows_every_fitted_slope_and_prediction(pages, deep):
 
 def test_one_panel_for_all_layers_of_all_depths(pages):
     settings = config(kind="linear_mlp") | {"task": {"loss": "mse_sum_unshifted"}}
-    networks = [("", depth) for depth in (1, 2, 3)]
     table = make_table(
         sweep="mlp",
-        networks=networks,
+        networks=depths(1, 2, 3),
         blocks=[("W", "W")],
         parts=["H"],
         settings=settings,
@@ -62,22 +64,18 @@ def test_one_panel_for_all_layers_of_all_depths(pages):
     (page,) = pages("one_panel", table, settings=settings)
     (ax,) = page.figure.axes
     drawn = curves(ax)
-    assert (
-        len(drawn) == 1 + 2 + 3 and len({str(line.get_color()) for line in drawn}) == 3
-    )
-    assert [line.get_linewidth() for line in drawn[3:]] == sorted(
-        [line.get_linewidth() for line in drawn[3:]]
-    )[::-1]
-    assert words(ax).splitlines()[-4:-3] == [
-        "Layers: slope of each"
-    ] and not under_legends(page.figure)
+    assert len(drawn) == 1 + 2 + 3 and len(colours(drawn)) == 3
+    one, two, three = (line.get_linewidth() for line in drawn[3:])
+    assert one >= two >= three
+    assert "Layers: slope of each" in words(ax).splitlines()
+    assert not under_legends(page.figure)
 
 
 @pytest.mark.long
 def test_pairs_show_measured_beside_predicted(pages):
-    networks = [("model.attention=softmax", 1), ("model.attention=linear", 1)]
+    made = networks("model.attention", ("softmax", "linear"))
     table = make_table(
-        sweep="eq5", networks=networks, blocks=TRIANGLE, settings=BARE, seeds=4
+        sweep="eq5", networks=made, blocks=TRIANGLE, settings=BARE, seeds=4
     )
     softmax, linear = pages("pairs", table, settings=BARE)
     assert [softmax.suffix, linear.suffix] == [
@@ -99,45 +97,26 @@ def test_pairs_show_measured_beside_predicted(pages):
 
 
 def test_matrix_of_block_norms(pages):
-    names = [
-        m.value
-        for m in (
-            Matrix.W_E,
-            Matrix.W_Q,
-            Matrix.W_K,
-            Matrix.W_V,
-            Matrix.W_O,
-            Matrix.W_U,
-        )
-    ]
-    blocks = [(row, col) for i, row in enumerate(names) for col in names[i:]]
+    blocks = pairs(("W_E", "W_Q", "W_K", "W_V", "W_O", "W_U"))
     table = make_table(
         sweep="blocks", blocks=blocks, sigma=[0.1, 1.0], noise=0, wander=0
     )
     found = pages("blocks", table, sigma=0.12)
-    assert [page.suffix for page in found] == ["_H_o", "_H_f", "_H"]
-    written = [text.get_text() for text in found[1].figure.axes[0].texts]
+    assert suffixes(found) == ["_H_o", "_H_f", "_H"]
+    written = texts_of(found[1].figure.axes[0].texts)
     assert len(written) == 36
     assert written[3 * 6 + 3] == "= 0" and written[
         1 * 6 + 2
     ] == f"{np.log10(3e-3):.1f}".replace("-", "−")
 
 
-def test_norm_matrix_is_symmetric_and_knows_what_is_missing():
-    norms = pd.DataFrame(
-        {"row": ["W_Q", "W_Q"], "col": ["W_Q", "W_V"], "mean": [1.0, 2.0]}
-    )
-    square = norm_matrix(norms, [Matrix.W_Q, Matrix.W_V])
-    np.testing.assert_array_equal(square, [[1, 2], [2, np.nan]])
-
-
 def test_ablation_draws_shares_against_the_varied_setting(pages):
     def law(block, part, architecture, sigma):
         return {"H_o": 4.0, "H_f": 3.0, "H": 5.0}[part] * sigma**5
 
-    networks = [(f"model.temperature={t}", 1) for t in (0.5, 1.0, 4.0)]
+    made = networks("model.temperature", (0.5, 1.0, 4.0))
     table = make_table(
-        sweep="temperature", networks=networks, sigma=[0.1, 1.0], law=law, noise=0
+        sweep="temperature", networks=made, sigma=[0.1, 1.0], law=law, noise=0
     )
     (page,) = pages("ablation", table)
     assert page.panels == ("W_V", "W_Q")
@@ -159,9 +138,9 @@ def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages
             part
         ]
 
-    networks = [(f"model.n_heads={count}", 1) for count in (1, 2)]
+    made = networks("model.n_heads", (1, 2))
     table = make_table(
-        sweep="heads", networks=networks, sigma=[0.1, 1.0], law=law, noise=0, wander=0
+        sweep="heads", networks=made, sigma=[0.1, 1.0], law=law, noise=0, wander=0
     )
     table.loc[(table["row"] == "W_V") & (table["part"] == "H_f"), "status"] = (
         "structural_zero"
@@ -182,43 +161,37 @@ def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages
     assert [len(ax.containers) for ax in page.figure.axes[:2]] == [2, 1]
 
 
-def _at_scores(networks, seeds=5, noise=0.0):
-    """Return a table of norms 3 of H_oT and 4 / t of H_fT, t the number in the variant (0: H_fT vanishes)."""
-    tables = [
-        make_table(
+def _at_scores(pages, varied, functional, **options):
+    """Draw norms 3 of H_oT and `functional` of H_fT by network; return the page, its only panel and the table."""
+    tables = []
+    for network, size in zip(varied, functional, strict=True):
+        norms = {"H_oT": 3.0, "H_fT": size, "H": 5.0}
+        one = make_table(
             sweep="temperature",
             networks=[network],
             blocks=[("query_key", "query_key")],
-            parts=["H_oT", "H_fT", "H"],
+            parts=[*norms],
             sigma=[0.1, 1.0],
-            law=lambda b, p, a, s, f=functional: (
-                {"H_oT": 3.0, "H_fT": f, "H": 5.0}[p.value] * s
-            ),
-            noise=noise,
-            seeds=seeds,
+            law=lambda b, p, a, s, norms=norms: norms[p.value] * s,
+            **options,
         )
-        for network in networks
-        for functional in [
-            {"separate": 4.0, "single": 0.0}.get(network[0].partition("=")[2], 4.0)
-        ]
-    ]
-    return pd.concat(tables, ignore_index=True)
+        tables.append(one)
+    table = pd.concat(tables, ignore_index=True)
+    (page,) = pages("score_split", table)
+    (ax,) = [one for one in page.figure.axes if one.get_title()]
+    return page, ax, table
 
 
 def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(pages):
-    table = _at_scores(
-        [(f"model.temperature={t}", 1) for t in (0.25, 1.0, 4.0)], noise=0.3
-    )
-    (page,) = pages("score_split", table)
-    (ax,) = [one for one in page.figure.axes if one.get_title()]
+    varied = networks("model.temperature", (0.25, 1.0, 4.0))
+    page, ax, table = _at_scores(pages, varied, [4.0] * 3, noise=0.3)
     assert len(ax.collections) == len(page.numbers["sigma"].unique()) == 2
     wide = table.pivot_table(
         index=["variant", "sigma", "seed"], columns="part", values="value"
     )
     share = wide["H_fT"] / (wide["H_oT"] + wide["H_fT"])
-    means, deviations = (
-        getattr(share.groupby(["variant", "sigma"]), name)() for name in ("mean", "std")
-    )
+    by_place = share.groupby(["variant", "sigma"])
+    means, deviations = by_place.mean(), by_place.std()
     for row in page.numbers.itertuples():
         here = row.variant, row.sigma
         assert row.mean == pytest.approx(means[here])
@@ -228,16 +201,9 @@ def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(pages):
 
 
 def test_a_setting_without_numbers_has_a_line_per_value(pages):
-    (page,) = pages(
-        "score_split",
-        _at_scores([("model.query_key=separate", 1), ("model.query_key=single", 1)]),
-    )
-    (ax,) = [one for one in page.figure.axes if one.get_title()]
-    lines = {
-        line.get_label(): line.get_ydata()
-        for line in ax.lines
-        if len(line.get_xdata()) == 2
-    }
+    varied = networks("model.query_key", ("separate", "single"))
+    _, ax, _ = _at_scores(pages, varied, [4.0, 0.0], noise=0.0)
+    lines = dict(zip(labels_of(ax.lines), heights(ax.lines), strict=True))
     np.testing.assert_allclose(lines["two weights"], [4 / 7, 4 / 7])
     np.testing.assert_allclose(lines["one weight"], [0, 0])
 

@@ -5,15 +5,23 @@ import pandas as pd
 import pytest
 from matplotlib import image as plt_image
 from matplotlib.colors import to_hex, to_rgb
-from scipy import stats
 
 from hessfig.analysis.axis import variants_in_order
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import page_box, relabel
-from tests.analysis.synthetic import CONFIG, make_table
+from tests.analysis.synthetic import CONFIG, depths, make_table, networks, pairs, single
 from tests.daily import daily
-from tests.figures.conftest import guides, words
+from tests.figures.conftest import (
+    colours,
+    guides,
+    heights,
+    labels_of,
+    note_of,
+    suffixes,
+    texts_of,
+    words,
+)
 
 WIDTHS = (16, 32, 64, 128)
 OWN = {
@@ -28,23 +36,27 @@ def drawn(ax):
     return [line for line in ax.lines if line.get_marker() not in ("", "None", None)]
 
 
+def ylabels(page):
+    return [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()]
+
+
 def legend(page):
     """Return the legend above the panels, or that of the first panel."""
     found = page.figure.legends or [page.figure.axes[0].get_legend()]
-    return [text.get_text() for text in found[0].get_texts()]
+    return texts_of(found[0].get_texts())
 
 
 def width_table(sigma=(0.1, 1.0)):
     """Return a table that varies width and heads: sigma^2 times the root of the width, times the heads."""
-    networks = [
-        (f"model.d_model={d},model.n_heads={h}", 1) for d in WIDTHS for h in (1, 2)
+    made = [
+        *networks("model.n_heads=1,model.d_model", WIDTHS),
+        *networks("model.n_heads=2,model.d_model", WIDTHS),
     ]
     table = make_table(
-        networks=networks, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0
+        networks=made, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0
     )
-    width, heads = (
-        table["variant"].str.extract(rf"{name}=(\d+)")[0].astype(float)
-        for name in ("model", "heads")
+    heads, width = (
+        table["variant"].str.extract(r"=(\d+).*=(\d+)").astype(float).values.T
     )
     return table.assign(value=table["value"] * width**0.5 * heads)
 
@@ -105,9 +117,9 @@ def test_without_names_colour_and_dashes_are_what_varies_first(pages):
 
 def test_what_is_not_seen_has_pages_of_its_own(pages):
     found = pages("lines", width_table(), x="d_model", colour="part", dashes="n_heads")
-    assert [page.suffix for page in found] == ["_sigma_0.1", "_sigma_1"]
+    assert suffixes(found) == ["_sigma_0.1", "_sigma_1"]
     assert [len(page.figure.axes) for page in found] == [2, 2]
-    note = " ".join(text.get_text() for text in found[0].figure.texts)
+    note = note_of(found[0])
     assert note.startswith("Sigma 0.1. ")
 
 
@@ -116,7 +128,7 @@ def test_weights_stand_in_one_panel_in_their_colours(pages):
         "lines", make_table(networks=[("", 1)], parts=["H"]), colour="weight"
     )
     (ax,) = page.figure.axes
-    assert {to_hex(line.get_color()) for line in drawn(ax)} == {"#7570b3", "#1b9e77"}
+    assert colours(drawn(ax)) == {"#7570b3", "#1b9e77"}
     named = {
         text.get_text(): text for text in ax.texts if text.get_text().endswith("$")
     }
@@ -125,54 +137,26 @@ def test_weights_stand_in_one_panel_in_their_colours(pages):
         r"$W_{\mathrm{V}}$": "#7570b3",
     }
     assert ax.get_legend() is None
-    heights = [
-        text.xy[1] * ax.get_position().height * ax.figure.get_figheight()
-        for text in named.values()
-    ]
-    assert abs(np.subtract(*heights)) >= 0.1  # inches: neither is written on the other
+    one, other = named.values()
+    apart = abs(one.xy[1] - other.xy[1]) * ax.get_position().height
+    # Inches: neither is written on the other.
+    assert apart * ax.figure.get_figheight() >= 0.1
     assert ax.get_ylabel() == r"block $\|\cdot\|_F$"
 
 
 @pytest.mark.long
 def test_layers_and_depths(pages):
-    table = make_table(
-        networks=[("", depth) for depth in (1, 2, 3)],
-        sigma=[0.1, 0.3, 1.0],
-        parts=["H"],
-    )
+    table = make_table(networks=depths(1, 2, 3), sigma=[0.1, 0.3, 1.0], parts=["H"])
     (page,) = pages("lines", table, colour="layer", dashes="num_layers")
     assert len(drawn(page.figure.axes[0])) == 6
     (page,) = pages("lines", table, x="num_layers", colour="sigma", dashes="layer")
-    assert sorted(len(line.get_xdata()) for line in drawn(page.figure.axes[0])) == [
-        1,
-        1,
-        1,
-        2,
-        2,
-        2,
-        3,
-        3,
-        3,
-    ]
+    found = [len(line.get_xdata()) for line in drawn(page.figure.axes[0])]
+    assert sorted(found) == [1] * 3 + [2] * 3 + [3] * 3
     assert list(page.numbers.columns).count("num_layers") == 1 and set(
         page.numbers["num_layers"]
     ) == {1, 2, 3}
-    note = " ".join(text.get_text() for text in page.figure.texts)
+    note = note_of(page)
     assert "Width 128, batch 64." in note
-
-
-def test_points_are_means_with_the_band_of_their_interval(pages):
-    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=6)
-    (page,) = pages("lines", table)
-    (line,), (band,) = drawn(page.figure.axes[0]), page.figure.axes[0].collections
-    curve = growth_curves(table)
-    np.testing.assert_allclose(line.get_ydata(), curve["mean"])
-    edges = band.get_paths()[0].vertices[:, 1]
-    t = stats.t.ppf(0.975, curve["count"] - 1)
-    # Logarithmic axes: as far up as down, as factors.
-    factor = np.exp(t * curve["sem"] / curve["mean"])
-    assert edges.max() == pytest.approx((curve["mean"] * factor).max())
-    assert edges.min() == pytest.approx((curve["mean"] / factor).min())
 
 
 def test_several_quantities_are_columns_and_may_be_negative(pages):
@@ -229,12 +213,11 @@ def test_names_of_nothing(pages, settings, message):
 
 def test_a_loaded_state_is_drawn_as_points_against_names(pages):
     names = ["blocks.0.attn", "a$b_{x", "head [0]"]
-    pairs = [(row, col) for i, row in enumerate(names) for col in names[i:]]
     table = make_table(
         networks=[("", 0)],
         sigma=None,
         seeds=1,
-        blocks=pairs,
+        blocks=pairs(names),
         settings=OWN,
         wander=0,
         noise=0,
@@ -244,7 +227,7 @@ def test_a_loaded_state_is_drawn_as_points_against_names(pages):
     for layout in ("bars", "lines"):
         (page,) = pages(layout, table, settings=OWN)
         assert len(page.figure.axes) == 3
-        labels = [label.get_text() for label in page.figure.axes[-1].get_xticklabels()]
+        labels = texts_of(page.figure.axes[-1].get_xticklabels())
         assert (
             labels[:2] == ["blocks.0.attn", r"blocks.0.attn, a\$b_{x"]
             and len(labels) == 6
@@ -267,8 +250,8 @@ def test_layers_stand_side_by_side_and_zeros_are_said(pages):
     )
     (page,) = pages("bars", table, at=0.11)
     outer, functional, _ = page.figure.axes
-    assert "At σ = 0.1." in " ".join(text.get_text() for text in page.figure.texts)
-    assert [container.get_label() for container in outer.containers] == ["0", "1", "2"]
+    assert "At σ = 0.1." in note_of(page)
+    assert labels_of(outer.containers) == ["0", "1", "2"]
     assert "= 0" in words(functional)
 
 
@@ -276,7 +259,7 @@ def test_pairs_across_layers_and_numbers_of_no_block(pages):
     table = make_table(networks=[("", 2)], blocks=[("W_V", "W_Q")], sigma=None)
     across = table[table["layer"] == 2].assign(row_layer=1)
     (page,) = pages("bars", pd.concat([table, across], ignore_index=True))
-    labels = [label.get_text() for label in page.figure.axes[-1].get_xticklabels()]
+    labels = texts_of(page.figure.axes[-1].get_xticklabels())
     assert labels == [
         r"$W_{\mathrm{V}}, W_{\mathrm{Q}}$",
         r"$W_{\mathrm{V}}$ of layer 1, $W_{\mathrm{Q}}$ of layer 2",
@@ -296,12 +279,12 @@ def test_pairs_across_layers_and_numbers_of_no_block(pages):
 @pytest.mark.long
 def test_many_blocks_take_several_pages(pages):
     table = make_table(
-        blocks=[(f"w{k}", f"w{k}") for k in range(32)],
+        blocks=single(f"w{k}" for k in range(32)),
         sigma=[0.1, 1.0],
         seeds=2,
         parts=["H"],
     )
-    assert [page.suffix for page in pages("bars", table)] == ["_sheet1", "_sheet2"]
+    assert suffixes(pages("bars", table)) == ["_sheet1", "_sheet2"]
     assert len(pages("lines", table)) == 6
 
 
@@ -339,16 +322,13 @@ VARIED = {
 
 def activation_table():
     """Return three activations at three widths, the widths in no order; blocks grow as sigma^2."""
-    networks = [
+    made = [
         (f"model.options.activation={a},model.options.width={w}", 0)
         for a in ACTIVATIONS
         for w in (128, 16, 8)
     ]
     return make_table(
-        networks=networks,
-        law=lambda b, p, a, s: GROWTH * s**2,
-        settings=VARIED,
-        seeds=3,
+        networks=made, law=lambda b, p, a, s: GROWTH * s**2, settings=VARIED, seeds=3
     )
 
 
@@ -364,11 +344,7 @@ def test_three_activations_at_three_widths_are_told_apart(pages):
         == len(lines)
         == 9
     )
-    assert (
-        len({to_hex(line.get_color()) for line in lines})
-        == len({line.get_marker() for line in lines})
-        == 3
-    )
+    assert len(colours(lines)) == len({line.get_marker() for line in lines}) == 3
     assert sorted(legend(page)) == [
         "activation: relu",
         "gelu",
@@ -379,7 +355,8 @@ def test_three_activations_at_three_widths_are_told_apart(pages):
     ]
     assert ax.get_legend() is None
     values = table[(table["row"] == "W_V") & (table["part"] == "H_o")]["value"]
-    assert ax.get_ylim()[1] < 10 * values.max() and ax.get_ylim()[0] > values.min() / 10
+    low, high = ax.get_ylim()
+    assert high < 10 * values.max() and low > values.min() / 10
 
 
 @pytest.mark.long
@@ -415,12 +392,9 @@ def test_slopes_and_predicted_powers_as_in_the_paper(pages):
 
 
 def test_several_predicted_powers_name_their_lines(pages):
-    networks = [(f"model.attention={one}", 1) for one in ("softmax", "linear")]
+    made = networks("model.attention", ("softmax", "linear"))
     table = make_table(
-        networks=networks,
-        blocks=[("W_V", "W_V"), ("W_K", "W_K")],
-        parts=["H_o"],
-        seeds=2,
+        networks=made, blocks=[("W_V", "W_V"), ("W_K", "W_K")], parts=["H_o"], seeds=2
     )
     (page,) = pages("lines", table)
     key, value = page.figure.axes
@@ -480,11 +454,10 @@ def test_variants_that_are_not_there(pages, where, message):
 def test_rows_keep_their_names_beside_an_own_label(pages):
     (page,) = pages("lines", activation_table(), settings=VARIED)
     relabel(page.figure, ylabel=r"$\|H\|$")
-    labels = [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()]
-    assert labels == [r"$W_{\mathrm{Q}}$: $\|H\|$", r"$W_{\mathrm{V}}$: $\|H\|$"]
+    assert ylabels(page) == [r"$W_{\mathrm{Q}}$: $\|H\|$", r"$W_{\mathrm{V}}$: $\|H\|$"]
     (page,) = pages("lines", activation_table(), settings=VARIED, where={"row": "W_Q"})
     relabel(page.figure, ylabel="norm")
-    assert [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()] == ["norm"]
+    assert ylabels(page) == ["norm"]
 
 
 @pytest.mark.long
@@ -501,15 +474,11 @@ def test_a_title_stands_above_the_legend(pages, tmp_path):
 
 
 def test_values_that_are_weights_have_the_colours_of_weights(pages):
-    networks = [(f"model.scaled_weight={name}", 1) for name in ("W_Q", "W_K", "W_V")]
+    made = networks("model.scaled_weight", ("W_Q", "W_K", "W_V"))
     own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
-    table = make_table(networks=networks, parts=["H"], settings=own)
+    table = make_table(networks=made, parts=["H"], settings=own)
     (page,) = pages("lines", table, settings=own, colour="scaled_weight")
-    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {
-        "#1b9e77",
-        "#a6c84c",
-        "#7570b3",
-    }
+    assert colours(drawn(page.figure.axes[0])) == {"#1b9e77", "#a6c84c", "#7570b3"}
 
 
 def test_variants_come_in_natural_order():
@@ -541,9 +510,8 @@ def test_limits_hold_the_points_of_all_panels_of_a_row(pages, tall):
     )
     for ax in page.figure.axes:
         low, high = ax.get_ylim()
-        assert drawn(ax) and all(
-            low < y < high for line in drawn(ax) for y in np.asarray(line.get_ydata())
-        )
+        found = np.concatenate(heights(drawn(ax)))
+        assert len(found) and low < found.min() and found.max() < high
 
 
 @pytest.mark.parametrize(
@@ -556,7 +524,7 @@ def test_limits_hold_the_points_of_all_panels_of_a_row(pages, tall):
 def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(
     pages, variants
 ):
-    table = make_table(networks=[(one, 1) for one in variants])
+    table = make_table(networks=[(variants[0], 1), (variants[1], 1)])
     (page,) = pages("lines", table, colour="mlp")
     assert sorted(legend(page)) == sorted(
         {"mlp: relu", "gelu"} if not variants[0] else {"mlp: gelu", "relu"}
@@ -572,16 +540,16 @@ def test_variants_that_differ_in_several_settings_have_a_colour_each(pages):
         "variant: plain",
         "mlp gelu, pre-LN, heads 2, temperature 2.0",
     ]
-    assert len({to_hex(line.get_color()) for line in drawn(page.figure.axes[0])}) == 2
+    assert len(colours(drawn(page.figure.axes[0]))) == 2
 
 
 def test_values_of_a_setting_stand_side_by_side(pages):
     """Trained and random weights share a panel, each with its colour and mark, and their page is that of the rest."""
-    networks = [(f"model.random={kind}", 1) for kind in (False, True)]
+    made = networks("model.random", (False, True))
     settings = {**CONFIG, "model": {**CONFIG["model"], "random": False}}
     blocks = [("W_V", "W_V"), ("W_Q", "W_Q")]
     table = make_table(
-        networks=networks, sigma=[1.0], blocks=blocks, parts=["H"], settings=settings
+        networks=made, sigma=[1.0], blocks=blocks, parts=["H"], settings=settings
     )
     (page,) = pages("bars", table, settings=settings, colour="model.random")
     (ax,) = page.figure.axes
@@ -592,7 +560,4 @@ def test_values_of_a_setting_stand_side_by_side(pages):
     )
     assert np.all(trained.get_xdata() < random.get_xdata()) and len(page.numbers) == 4
     (legend,) = page.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "trained weights",
-        "random weights",
-    ]
+    assert texts_of(legend.get_texts()) == ["trained weights", "random weights"]

@@ -16,7 +16,7 @@ from hessfig.figures.parts.panels import beside_one
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
 from tests.daily import thinned
-from tests.figures.conftest import words
+from tests.figures.conftest import labels_of, titles_of, words
 from tests.figures.shipped import FIGURES, STORED, outside, overlaps, pages, texts
 
 EVERY = [*FIGURES, *STORED]
@@ -102,13 +102,14 @@ def test_words_that_fit_nowhere_beside_the_line_break(made):
 @pytest.mark.long
 def test_columns_fold_and_panels_say_what_they_are(made):
     (page,) = made("3a", Paper(width=3.25))
-    titles = [ax.get_title() for ax in page.figure.axes]
+    titles = titles_of(page.figure.axes)
     assert [title.partition(",")[0] for title in titles] == [
         "$W_{\\mathrm{V}}$",
         "$W_{\\mathrm{Q}}$",
     ] * 3
     (wide,) = made("3a", Paper())
-    assert [bool(ax.get_title()) for ax in wide.figure.axes] == [True] * 3 + [False] * 3
+    wide_titles = titles_of(wide.figure.axes)
+    assert all(wide_titles[:3]) and not any(wide_titles[3:])
 
 
 def sweep(tmp_path, **settings):
@@ -118,12 +119,12 @@ def sweep(tmp_path, **settings):
 
 def test_panels_are_picked_in_their_order(tmp_path):
     (page,) = _pages_of(tmp_path, panels=["W_Q:H", "W_V:H_o"])
-    assert [ax.get_title() for ax in page.figure.axes] == [
+    assert titles_of(page.figure.axes) == [
         "$W_{\\mathrm{Q}}$, $H$: full Hessian",
         _OUTER,
     ]
     (page,) = _pages_of(tmp_path, panels=["W_Q:H_o", "W_Q:H"])
-    assert [ax.get_title() for ax in page.figure.axes] == [
+    assert titles_of(page.figure.axes) == [
         "$H_\\mathrm{o}$: outer-product Hessian",
         "$H$: full Hessian",
     ]
@@ -148,16 +149,8 @@ def test_every_panel_of_every_layout_can_stand_alone(made, figure):
         shown = [page for page in made(figure, alone) if page.figure.get_visible()]
         with styled(alone):
             for page in shown:
-                assert (
-                    len(
-                        [
-                            ax
-                            for ax in page.figure.axes
-                            if ax.get_label() != "<colorbar>"
-                        ]
-                    )
-                    == 1
-                )
+                others = labels_of(page.figure.axes).count("<colorbar>")
+                assert len(page.figure.axes) == 1 + others
                 assert overlaps(page.figure) == []
 
 
@@ -184,12 +177,16 @@ def test_formats_and_a_note_beside_the_figure(tmp_path):
     assert not page.figure.texts
 
 
+def contents(spec, folder):
+    return {path.name: path.read_bytes() for path in draw(spec, folder)}
+
+
 @pytest.mark.long
 def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path):
     spec = sweep(tmp_path, width=3.25, style="icml")
-    first = {path.name: path.read_bytes() for path in draw(spec, tmp_path)}
-    assert first == {path.name: path.read_bytes() for path in draw(spec, tmp_path)}
-    wide = {path.name: path.read_bytes() for path in draw(sweep(tmp_path), tmp_path)}
+    first, again = contents(spec, tmp_path), contents(spec, tmp_path)
+    wide = contents(sweep(tmp_path), tmp_path)
+    assert first == again
     assert (
         wide["fig3a.csv"] == first["fig3a.csv"]
         and wide["fig3a.pdf"] != first["fig3a.pdf"]

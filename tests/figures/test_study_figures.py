@@ -1,11 +1,13 @@
 """The figures of the two studies, tested by their artists' data."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
 from hessfig.figures import study_figures
 from hessfig.theory import studies
+from tests.figures.conftest import heights
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +24,16 @@ def outputs(tmp_path_factory):
     return folder
 
 
+def scalar_tables(outputs):
+    folder = outputs / "scalar"
+    return {name: pd.read_csv(folder / f"{name}.csv") for name in study_figures.TABLES}
+
+
+def named(lines):
+    """Return the lines that stand in the legend."""
+    return {one.get_label(): one for one in lines if one.get_label()[0] != "_"}
+
+
 @pytest.mark.parametrize("name", study_figures.DRAWN)
 @pytest.mark.long
 def test_all_formats_are_written(name, outputs):
@@ -35,36 +47,22 @@ def test_all_formats_are_written(name, outputs):
 
 
 def test_spectrum_panel_draws_every_eigenvalue_twice(outputs):
-    tables = {
-        name: pd.read_csv(outputs / "scalar" / f"{name}.csv")
-        for name in study_figures.TABLES
-    }
+    tables = scalar_tables(outputs)
     ax = study_figures.scalar_sheet(tables).axes[0]
-    drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
-    assert sorted(y for part in drawn for y in part) == pytest.approx(
+    drawn = np.concatenate(heights(ax.lines))
+    assert sorted(drawn) == pytest.approx(
         sorted([*tables["spectrum"]["autodiff"], *tables["spectrum"]["closed_form"]])
     )
 
 
 def test_sink_panels_draw_bulk_and_three_outliers_for_each_kind(outputs):
-    tables = {
-        name: pd.read_csv(outputs / "scalar" / f"{name}.csv")
-        for name in study_figures.TABLES
-    }
+    tables = scalar_tables(outputs)
     for ax in study_figures.scalar_sheet(tables).axes[3:]:
-        labels = [
-            line.get_label()
-            for line in ax.lines
-            if not line.get_label().startswith("_")
-        ]
-        assert labels == ["bulk", "outlier 1", "outlier 2", "outlier 3"]
+        assert [*named(ax.lines)] == ["bulk", "outlier 1", "outlier 2", "outlier 3"]
 
 
 def test_numbers_hold_all_that_is_drawn(outputs):
-    tables = {
-        name: pd.read_csv(outputs / "scalar" / f"{name}.csv")
-        for name in study_figures.TABLES
-    }
+    tables = scalar_tables(outputs)
     numbers = study_figures.numbers(tables)
     assert {"spectrum", "condition number", "GGN", "sink: value"} <= set(
         numbers["panel"]
@@ -77,11 +75,7 @@ def test_numbers_hold_all_that_is_drawn(outputs):
 def test_bounds_are_drawn_against_sigma(outputs):
     table = pd.read_csv(outputs / "bounds" / "looseness.csv")
     whole = study_figures.bounds_sheet(table).axes[0]
-    curves = {
-        line.get_label(): line
-        for line in whole.lines
-        if not line.get_label().startswith("_")
-    }
+    curves = named(whole.lines)
     assert set(curves) == {label for _, label in study_figures.WHOLE.values()}
     for line in curves.values():
         assert list(line.get_xdata()) == sorted(set(table["sigma"]))

@@ -10,6 +10,7 @@ from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from hessfig.studies.removal.row_names import INFLUENCES
 from tests.analysis.spectral import spectral_table
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
+from tests.figures.conftest import dots, texts_of
 
 ERRORS = {"kfac": 0.25, "kfoc": 0.125}
 
@@ -35,7 +36,7 @@ def test_a_cell_is_the_mean_error_of_an_approximation(tmp_path):
         (page,) = LAYOUTS["approximations"].draw(spec, folder)
     shown = page.figure.axes[0].images[0].get_array().filled(np.nan)
     np.testing.assert_allclose(shown, [[np.nan, 0.125], [0.25, 0.125]])
-    names = [text.get_text() for text in page.figure.axes[0].get_xticklabels()]
+    names = texts_of(page.figure.axes[0].get_xticklabels())
     assert names == ["K-FAC", "best Kronecker"]
 
 
@@ -75,13 +76,13 @@ def test_scores_of_predictions_stand_next_to_errors_of_matrices(tmp_path):
     with styled(spec.paper):
         (page,) = LAYOUTS["influence"].draw(spec, folder)
     for column, ax in enumerate(page.figure.axes):
-        (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
+        (points,) = dots(ax)
         np.testing.assert_allclose(
-            np.asarray(dots.get_xdata(), dtype=float),
+            np.asarray(points.get_xdata(), dtype=float),
             [one[column] + 0.01 for one in numbers.values()],
             atol=2e-3,
         )
-    names = [text.get_text() for text in page.figure.axes[0].get_yticklabels()]
+    names = texts_of(page.figure.axes[0].get_yticklabels())
     assert names == [
         "Hessian",
         "Gauss-Newton",

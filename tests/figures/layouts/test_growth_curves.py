@@ -11,11 +11,16 @@ from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import read_measured
-from tests.analysis.synthetic import SIGMA, config, make_table, write_sweep
+from tests.analysis.synthetic import SIGMA, config, make_table, single, write_sweep
 from tests.daily import thinned
-from tests.figures.conftest import curves, guides, words
+from tests.figures.conftest import curves, guides, note_of, suffixes, thin, words
 
 EXPONENTS = {(0, 0): 2, (0, 2): 2, (1, 0): 6, (1, 1): 5, (1, 2): 5}
+
+
+def powers_of(line):
+    """Return the slopes between the points of a line on logarithmic axes."""
+    return np.diff(np.log(line.get_ydata())) / np.diff(np.log(line.get_xdata()))
 
 
 def test_figure_3a(pages):
@@ -47,12 +52,8 @@ def test_figure_3a(pages):
 def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(pages):
     for preset, said in (("sigma", "published 6.00 (se 0.01)"), ("", "")):
         (page,) = pages("growth", make_table(), preset=preset)
-        told = [
-            line
-            for line in words(page.figure.axes[3]).splitlines()
-            if line.startswith("published")
-        ]
-        assert told == [said] * bool(said)
+        _, published, told = words(page.figure.axes[3]).partition("published")
+        assert f"{published}{told}".partition("\n")[0] == said
 
 
 def test_guides_have_the_predicted_power_and_run_below(pages):
@@ -60,9 +61,8 @@ def test_guides_have_the_predicted_power_and_run_below(pages):
     for (row, column), exponent in EXPONENTS.items():
         ax = page.figure.axes[3 * row + column]
         (guide,), (curve,) = guides(ax), curves(ax)
-        x, y = guide.get_xdata(), guide.get_ydata()
-        np.testing.assert_allclose(np.diff(np.log(y)) / np.diff(np.log(x)), exponent)
-        assert (y < curve.get_ydata()).all()
+        np.testing.assert_allclose(powers_of(guide), exponent)
+        assert (guide.get_ydata() < curve.get_ydata()).all()
 
 
 def test_band_is_the_interval_of_the_mean(pages):
@@ -82,13 +82,13 @@ def test_few_seeds_are_thin_lines_and_no_band(pages):
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=5)
     (page,) = pages("growth", table)
     ax = page.figure.axes[2]
-    thin = [line for line in ax.lines if line.get_linewidth() < 0.5]
-    assert len(thin) == 5 and not any(
+    seeds = thin(ax)
+    assert len(seeds) == 5 and not any(
         path.vertices.size > 6 for band in ax.collections for path in band.get_paths()
     )
     first = table[table["seed"] == 1234].sort_values("sigma")
-    np.testing.assert_allclose(thin[0].get_ydata(), first["value"])
-    assert "thin: the seeds" in " ".join(text.get_text() for text in page.figure.texts)
+    np.testing.assert_allclose(seeds[0].get_ydata(), first["value"])
+    assert "thin: the seeds" in note_of(page)
 
 
 def test_sigma_one_is_marked(pages):
@@ -108,8 +108,7 @@ def test_no_panel_is_blank(pages):
     assert "(not measured)" in words(page.figure.axes[1])
     assert "(not finite)" in words(page.figure.axes[5])
     assert all(words(ax) for ax in page.figure.axes)
-    note = " ".join(text.get_text() for text in reversed(page.figure.texts))
-    assert "Left out: 50 of 200 numbers that are not finite" in note
+    assert "Left out: 50 of 200 numbers that are not finite" in page.figure.get_label()
 
 
 def test_without_a_manifest_fits_stand_in_for_predictions(pages):
@@ -118,8 +117,7 @@ def test_without_a_manifest_fits_stand_in_for_predictions(pages):
     assert words(ax) == "slope 6.00"
     assert words(page.figure.axes[1]) == "= 0 (every number)"
     (guide,) = guides(ax)
-    slope = np.diff(np.log(guide.get_ydata())) / np.diff(np.log(guide.get_xdata()))
-    np.testing.assert_allclose(slope, 6)
+    np.testing.assert_allclose(powers_of(guide), 6)
     assert max(guide.get_xdata()) == pytest.approx(1.0)
 
 
@@ -137,18 +135,13 @@ def test_figure_3b_has_a_guide_and_a_slope_per_window(pages):
             "all σ",
         ]
         assert all("−" in line and "±" in line for line in lines)
-    (note,) = (
-        one.get_text()
-        for one in page.figure.texts
-        if one.get_text().startswith(("Dots", "Pre"))
-    )
-    assert "dashed and dotted grey: power laws" in " ".join(note.split())
+    assert "dashed and dotted grey: power laws" in note_of(page)
 
 
 @pytest.mark.long
 def test_depths_have_their_own_sheets_and_layers_their_shades(pages, deep):
     found = pages("growth", deep)
-    assert [page.suffix for page in found] == ["_depth1", "_depth2", "_depth3"]
+    assert suffixes(found) == ["_depth1", "_depth2", "_depth3"]
     ax = found[2].figure.axes[0]
     tones = [sum(to_rgb(line.get_color())) for line in curves(ax)]
     assert len(tones) == 3 and tones == sorted(tones, reverse=True)
@@ -165,16 +158,10 @@ def test_chain_draws_both_powers_of_the_full_hessian(pages):
     )
     (page,) = pages("growth", table, settings=settings)
     full = page.figure.axes[5]
-    powers = sorted(
-        round(
-            float(np.diff(np.log(g.get_ydata()))[0] / np.diff(np.log(g.get_xdata()))[0])
-        )
-        for g in guides(full)
-    )
-    assert powers == [9, 18]
-    assert all(
-        re.search(rf"σ\S+ \((layer )?{layer}\)", words(full)) for layer in (1, 2)
-    )
+    powers = [round(powers_of(guide)[0]) for guide in guides(full)]
+    assert sorted(powers) == [9, 18]
+    for layer in (1, 2):
+        assert re.search(rf"σ\S+ \((layer )?{layer}\)", words(full))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +179,7 @@ def test_where_no_power_rules_none_is_drawn(pages, settings):
 @pytest.mark.long
 def test_names_that_nobody_knows_have_rows_and_labels(pages):
     names = ["blocks.0.attn.qkv", "a$b_{x", "mlp", "W_V"]
-    blocks = [(name, name) for name in names]
+    blocks = single(names)
     for layout in (
         "growth",
         "growth_by_depth",
@@ -235,12 +222,9 @@ def test_along_steps_there_is_no_sigma(pages):
             for ax in page.figure.axes
             for line in ax.lines
         )
-        note = " ".join(text.get_text() for text in reversed(page.figure.texts))
-        assert (
-            "σ = 1" not in note
-            and "At σ = 0.1." in note
-            and "step ≤ 100" in note.replace("\u00a0", " ")
-        )
+        note = page.figure.get_label().replace("\u00a0", " ")
+        assert "σ = 1" not in note
+        assert "At σ = 0.1." in note and "step ≤ 100" in note
     (page,) = pages(
         "growth", table, settings=settings, windows=[(None, 100.0), (None, None)]
     )

@@ -7,6 +7,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.page import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.test_arrays import listed, store
+from tests.figures.conftest import suffixes, titles_of
 
 VARIANTS = ["model.attention=softmax", "model.attention=linear"]
 
@@ -61,16 +62,13 @@ def test_entries(stored):
 
 
 def test_every_variant_has_a_page_and_a_plain_name(stored):
-    suffixes = [page.suffix for page in entry_pages("entries", stored)]
-    assert suffixes == ["_attention_softmax", "_attention_linear"]
+    found = suffixes(entry_pages("entries", stored))
+    assert found == ["_attention_softmax", "_attention_linear"]
 
 
 def test_histograms_of_variants_share_their_bins(stored):
     (page,) = entry_pages("histograms", stored)
-    assert [ax.get_title() for ax in page.figure.axes] == [
-        "softmax",
-        "linear attention",
-    ]
+    assert titles_of(page.figure.axes) == ["softmax", "linear attention"]
     assert list(page.numbers["variant"].unique()) == VARIANTS
     shown = page.numbers[page.numbers["block"] == "W_V"]
     mean = {

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.record import COLUMNS
-from tests.analysis.synthetic import CONFIG, make_table
-from tests.figures.conftest import curves, words
+from tests.analysis.spectral import spectral_table
+from tests.analysis.synthetic import CONFIG, make_table, networks
+from tests.figures.conftest import curves, heights, labels_of, suffixes, words
 
 PLACES = (8, 16, 32, 64, 128)
 ALONG_K = {
@@ -17,42 +17,18 @@ ALONG_K = {
 }
 
 
-def k_rows(values, variant="", single=None):
-    """Return a table of quantities of the network along k, three seeds; `values` are laws of k."""
-    shared = {
-        **{
-            "sweep": "sigma",
-            "variant": variant,
-            "num_layers": 1,
-            "layer": 0,
-            "row_layer": 0,
-            "row": "",
-            "col": "",
-        },
-        **{
-            "part": "",
-            "error": 0.0,
-            "sigma": 0.1,
-            "step": float("nan"),
-            "num_probes": 0,
-            "estimator": "orders",
-        },
-        **{"dtype": "float64", "status": "ok", "seconds": 0.1, "config": f"c{variant}"},
-    }
-    numbers = [(name, k, law(k)) for name, law in values.items() for k in PLACES]
-    numbers += [(name, 0, value) for name, value in (single or {}).items()]
-    rows = [
-        {
-            **shared,
-            "quantity": name,
-            "index": k,
-            "value": value * (1 + 0.1 * seed),
-            "seed": 1234 + seed,
-        }
-        for name, k, value in numbers
-        for seed in range(3)
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+def k_rows(laws, variant="", numbers=None):
+    """Return a table of quantities of the network along k, three seeds; `laws` are functions of k."""
+    values = {(name, 0): value for name, value in (numbers or {}).items()}
+    for name, law in laws.items():
+        values |= {(name, k): law(k) for k in PLACES}
+    rows = []
+    for (name, k), value in values.items():
+        for seed in range(3):
+            row = {"variant": variant, "quantity": name, "index": k, "seed": seed}
+            rows.append({**row, "value": value * (1 + 0.1 * seed)})
+    table = spectral_table(rows, sweep="sigma")
+    return table.assign(row="", col="", part="", sigma=0.1, estimator="orders")
 
 
 def test_curves_along_k_with_chance_beside_them(pages):
@@ -70,9 +46,9 @@ def test_curves_along_k_with_chance_beside_them(pages):
     )
     (ax,) = page.figure.axes
     (curve,) = curves(ax)
-    np.testing.assert_allclose(curve.get_ydata(), [3.3 * k**-0.5 for k in PLACES])
+    np.testing.assert_allclose(curve.get_ydata(), 3.3 * np.array(PLACES) ** -0.5)
     (grey,) = [line for line in ax.lines if line.get_linestyle() == "--"]
-    np.testing.assert_allclose(grey.get_ydata(), [2.2 * k**-0.5 for k in PLACES])
+    np.testing.assert_allclose(grey.get_ydata(), 2.2 * np.array(PLACES) ** -0.5)
     assert (
         "−0.500" in words(ax)
         and "published slope −2" in words(ax)
@@ -87,7 +63,7 @@ def test_curves_along_k_with_chance_beside_them(pages):
 
 def test_blocks_are_rows_and_quantities_columns(pages):
     table = make_table(
-        networks=[(f"model.d_model={d}", 1) for d in (16, 32, 64)],
+        networks=networks("model.d_model", (16, 32, 64)),
         sigma=(0.1,),
         parts=("H",),
         law=lambda b, p, a, s: s,
@@ -133,7 +109,7 @@ def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages):
     assert at_state.get_ylabel().endswith("at $w^*$") and far.get_ylabel().endswith(
         "at distance 0.5"
     )
-    lines = {line.get_label(): np.asarray(line.get_ydata()) for line in far.lines}
+    lines = dict(zip(labels_of(far.lines), heights(far.lines), strict=True))
     k = np.array(PLACES)
     np.testing.assert_allclose(lines["mean"], 1.1 * 0.8 / (k + 1))
     np.testing.assert_allclose(lines["2nd order"], 1.1 * 0.7 / (k + 1))
@@ -142,7 +118,7 @@ def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages):
         far
     )
     assert page.numbers["prediction_slope"].max() == pytest.approx(0.55)
-    assert "2nd order" not in {line.get_label() for line in at_state.lines}
+    assert "2nd order" not in {*labels_of(at_state.lines)}
 
 
 @pytest.mark.long
@@ -157,7 +133,7 @@ def test_places_and_depths_of_a_landscape_are_pages(pages):
             windows=[(None, None)],
         )
     )
-    assert [page.suffix for page in found] == ["_sigma_0.1_depth1", "_sigma_1_depth2"]
+    assert suffixes(found) == ["_sigma_0.1_depth1", "_sigma_1_depth2"]
     slopes = []
     for page in found:
         numbers = page.numbers[page.numbers["quantity"] == "landscape_difference"]

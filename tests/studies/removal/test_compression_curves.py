@@ -11,6 +11,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
+from tests.figures.conftest import titles_of
 
 LOSSES = {"magnitude": (1.0, 4.0), "obd_hessian": (1.0, 2.0), "obs_hessian": (1.0, 1.5)}
 CORRELATIONS = {"magnitude": (0.1, 0.3), "obs_hessian": (0.7, 0.9)}
@@ -116,10 +117,7 @@ def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path):
     )
     (page,) = drawn("quantisation", table, tmp_path)
     first, second = page.figure.axes
-    assert [one.get_title() for one in (first, second)] == [
-        "all matrices",
-        r"$W_{\mathrm{E}}$",
-    ]
+    assert titles_of((first, second)) == ["all matrices", r"$W_{\mathrm{E}}$"]
     found = [
         list(line.get_ydata()) for line in first.lines if len(line.get_xdata()) == 3
     ]

@@ -16,7 +16,7 @@ from hessfig.studies.spectra.spectral_distances import Kernel, of_eigenvalues
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep
 from tests.daily import thinned
-from tests.figures.conftest import curves, words
+from tests.figures.conftest import curves, note_of, suffixes, texts_of, titles_of, words
 from tests.figures.test_heat import colour_bar
 
 VARIANTS = ["model.attention=softmax", "model.attention=linear"]
@@ -103,10 +103,7 @@ def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(
     np.testing.assert_allclose([line.get_ydata()[-1] for line in seeds], [8.0, 16.0])
     np.testing.assert_allclose(full.get_ydata()[-1], 12.0)  # their mean
     np.testing.assert_allclose(outer.get_ydata()[-1], 8.0)
-    assert [text.get_text() for text in other.texts] == [
-        symbol("H_o"),
-        symbol("H"),
-    ] and not one.texts
+    assert texts_of(other.texts) == [symbol("H_o"), symbol("H")] and not one.texts
     assert set(found["_all1"].numbers["panel"]) == {"sorted"}
     inside = found["_all1_error"].numbers
     assert set(inside["panel"]) == {"cumulative"}
@@ -135,7 +132,7 @@ def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(tmp_path):
     (line,) = ax.lines
     np.testing.assert_allclose(line.get_ydata(), numbers["lanczos"])
     assert ax.get_yscale() == "log" and "half_the_steps" in numbers
-    note = " ".join(text.get_text() for text in page.figure.texts)
+    note = note_of(page)
     assert (
         "Student's t" in note
         and "standard deviation 0.05 of the range" in note
@@ -145,12 +142,7 @@ def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(tmp_path):
 
 def test_densities_alone_show_what_the_steps_miss(tmp_path):
     pages = drawn("spectra", stored(tmp_path, exact=False), variance=1e-3)
-    assert [page.suffix for page in pages] == [
-        "_all1",
-        "_all1_error",
-        "_densities",
-        "_table",
-    ]
+    assert suffixes(pages) == ["_all1", "_all1_error", "_densities", "_table"]
     density, errors = pages[0].figure.axes[0], pages[1].figure.axes[0]
     # No area: nothing is exact.
     assert len(density.lines) == len(density.collections) == 1
@@ -162,10 +154,7 @@ def test_densities_alone_show_what_the_steps_miss(tmp_path):
 
 @pytest.mark.long
 def test_eigenvalues_alone_need_no_density(tmp_path):
-    found = [
-        page.suffix
-        for page in drawn("spectra", stored(tmp_path, densities=False), part="H_o")
-    ]
+    found = suffixes(drawn("spectra", stored(tmp_path, densities=False), part="H_o"))
     # No page for the errors of one.
     assert found == ["_all1", "_all1_density", "_weights", "_densities", "_table"]
 
@@ -184,7 +173,7 @@ def test_panels_of_weights_can_be_picked(tmp_path):
 
 def test_the_table_holds_means_and_errors(tmp_path):
     table = drawn("spectra", stored(tmp_path))[-1]
-    written = [text.get_text() for text in table.figure.axes[0].texts]
+    written = texts_of(table.figure.axes[0].texts)
     assert "largest" in written and "12 ± 4" in written and "−1.5 ± 0.5" in written
     assert set(table.numbers["quantity"]) == {
         "largest_eigenvalue",
@@ -288,7 +277,7 @@ def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path):
         ax.get_title(loc="left")
         == f"network: 1 pair\nJS⁰ = {first:.3f} ± 0.000 → {last:.3f} ± 0.000"
     )
-    note = " ".join(text.get_text() for text in page.figure.texts)
+    note = note_of(page)
     assert "Below the diagonal: step 0; above: step 9." in note
 
 
@@ -390,7 +379,7 @@ def test_outliers_over_the_bulk(tmp_path):
     table = spectral_table(list(sink_rows()))
     (page,) = drawn("sinks", write_sweep(table, tmp_path, settings=SINKS))
     axes = np.reshape(page.figure.axes, (2, 2))
-    assert [ax.get_title() for ax in axes[0]] == ["sink on scores", "both sinks"]
+    assert titles_of(axes[0]) == ["sink on scores", "both sinks"]
     assert (
         axes[1, 0].get_xlabel() == "bias of the sink β"
         and axes[0, 0].get_yscale() == "symlog"
@@ -438,10 +427,7 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path):
     folder = write_sweep(spectral_table(list(norm_rows())), tmp_path, settings=NORMS)
     (page,) = drawn("weight_norms", folder)
     axes = np.reshape(page.figure.axes, (2, 2))
-    assert [ax.get_title() for ax in axes[0]] == [
-        r"scaled: $W_{\mathrm{Q}}$",
-        "scaled: MLP",
-    ]
+    assert titles_of(axes[0]) == [r"scaled: $W_{\mathrm{Q}}$", "scaled: MLP"]
     assert axes[0, 0].get_ylabel() == "largest eigenvalue"
     assert axes[1, 0].get_xscale() == axes[1, 0].get_yscale() == "log"
     *seeds, mean = axes[1, 0].lines[:4]

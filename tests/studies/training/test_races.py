@@ -7,6 +7,7 @@ from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, write_sweep
 from tests.analysis.test_training_runs import of_rules
+from tests.figures.conftest import texts_of
 
 VARIED = {"optimiser": "gd", "learning_rate": 1.0, "clip_norm": 0.0, "damping": 0.0}
 RACE = {**CONFIG, "sweep": {"axis": "step"}, "training": VARIED}
@@ -23,9 +24,7 @@ def test_a_dot_and_the_end_of_a_curve_are_one_number(pages):
     assert ends == pytest.approx(
         {"Newton": 0.1, "AdamW": 0.4, "gradient descent, clipping 0.1": 0.8}
     )
-    assert [label.get_text() for label in dots.get_yticklabels()] == sorted(
-        ends, key=ends.__getitem__
-    )
+    assert texts_of(dots.get_yticklabels()) == sorted(ends, key=ends.__getitem__)
     full, opened = dots.containers[:3], dots.containers[3:]
     places = [
         [float(one.lines[0].get_xdata()[0]) for one in budget]
