@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -18,7 +17,7 @@ from tests.double_backward import hessian, jacobian
 Case = tuple[hessfig.Problem, list[Any]]
 
 
-def mlp() -> Case:
+def mlp():
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)
@@ -35,7 +34,7 @@ def mlp() -> Case:
     return problem, ["W_1", "top", "gain", ("W_1", "W_2"), ("gain", "W_1"), "all"]
 
 
-def convolutional() -> Case:
+def convolutional():
     torch.manual_seed(1)
     network = nn.Sequential(
         nn.Conv2d(1, 3, 3),
@@ -56,14 +55,14 @@ def convolutional() -> Case:
 class FusedTied(nn.Module):
     """One pre-norm transformer layer with fused queries, keys and values, and an unembedding tied to the embedding."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed, self.norm = nn.Embedding(5, 4), nn.LayerNorm(4)
         self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
         self.head = nn.Linear(4, 5, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         x = self.embed(tokens)
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
         return self.head(
@@ -71,7 +70,7 @@ class FusedTied(nn.Module):
         )
 
 
-def fused_and_tied() -> Case:
+def fused_and_tied():
     torch.manual_seed(2)
     tokens = torch.randint(0, 5, (3, 4))
     weights = {
@@ -94,7 +93,7 @@ def fused_and_tied() -> Case:
     ]
 
 
-def encoder() -> Case:
+def encoder():
     torch.manual_seed(3)
     layer = nn.TransformerEncoderLayer(
         4, 2, 6, dropout=0.1, batch_first=True, activation="gelu"
@@ -117,7 +116,7 @@ def encoder() -> Case:
     return problem, ["W_QKV", ("W_QKV@1", "W_QKV@2"), "first"]
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES = {
     "mlp": mlp,
     "convolutional": convolutional,
     "fused and tied": fused_and_tied,
@@ -125,7 +124,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Tensor]:
+def dense_parts(problem, names):
     """Return H, H_o and H_f in whole parameters, by double backward and explicit Jacobians."""
     network = problem.network
     x = problem.inputs
@@ -135,11 +134,11 @@ def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Te
         network.get_parameter(name).detach().clone().requires_grad_() for name in names
     ]
 
-    def outputs() -> Tensor:
+    def outputs():
         with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
             return functional_call(network, dict(zip(names, at, strict=True)), (x,))
 
-    def loss(f: Tensor) -> Tensor:
+    def loss(f):
         return (
             F.cross_entropy(f.flatten(0, -2), y.flatten())
             if problem.loss in (None, "cross_entropy")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -19,31 +16,24 @@ STEPS, EVERY = 12, 3
 QUANTITIES = ["loss", "gradient_norm", "largest_eigenvalue"]
 
 
-def data() -> tuple[Tensor, Tensor]:
+def data():
     generator = torch.Generator().manual_seed(5)
     return torch.randn(12, 3, generator=generator), torch.randint(
         0, 2, (12,), generator=generator
     )
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 2))
 
 
-def monitor(model: nn.Module, folder: Path, **settings: Any) -> hessfig.Monitor:
+def monitor(model, folder, **settings):
     given = {"every": EVERY, "quantities": QUANTITIES, "max_fraction": None, **settings}
     return hessfig.Monitor(model, "cross_entropy", data(), folder=folder, **given)
 
 
-def train(
-    model: nn.Module,
-    watch: Callable[[int], object],
-    *,
-    first: int = 0,
-    last: int = STEPS,
-    **rule: Any,
-) -> None:
+def train(model, watch, *, first=0, last=STEPS, **rule):
     """Train from one step to another; the dropout of a step does not depend on those before it."""
     optimiser = rule.get("optimiser") or torch.optim.SGD(model.parameters(), lr=0.3)
     (x, y), _ = data(), model.train()
@@ -56,13 +46,13 @@ def train(
         watch(step)
 
 
-def main(folder: Path, killed_at: int) -> None:
+def main(folder, killed_at):
     """Train, with checkpoints every four steps; die at the nth file that appears (0: never)."""
     from hessfig import files
 
     appear, seen = files._appear, iter(range(1, 10**9))
 
-    def counted(temporary: Path, path: Path) -> None:
+    def counted(temporary, path):
         if next(seen) == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
         appear(temporary, path)
@@ -74,7 +64,7 @@ def main(folder: Path, killed_at: int) -> None:
         first = int(kept.stem.removeprefix("checkpoint"))
     watch = monitor(model, folder / "watched")
 
-    def step_done(step: int) -> None:
+    def step_done(step):
         watch(step)
         if step % 4 == 0:
             torch.save(model.state_dict(), folder / f"checkpoint{step:03}.pt")
@@ -82,7 +72,7 @@ def main(folder: Path, killed_at: int) -> None:
     train(model, step_done, first=first)
 
 
-def hold(folder: Path) -> None:
+def hold(folder):
     """Measure once, say so by a file beside the folder, and live on until killed."""
     watching = monitor(network(), folder, quantities=["loss"])
     watching(0)

@@ -227,18 +227,6 @@ def test_verdicts(options, verdict):
     assert list(frame["verdict"]) == [verdict]
 
 
-def test_a_block_that_should_vanish_but_does_not_deviates():
-    table = make_table(
-        blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s**2
-    )
-    assert list(fitted(table)["verdict"]) == [SlopeVerdict.deviates]
-
-
-def test_a_block_that_should_not_vanish_but_does_deviates():
-    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: 0.0)
-    assert list(fitted(table)["verdict"]) == [SlopeVerdict.deviates]
-
-
 def test_a_window_is_matched_with_its_regime():
     table = make_table(
         law=lambda b, p, a, s: s ** (0.0 if s < 1 else -2.0),
@@ -253,16 +241,6 @@ def test_a_window_is_matched_with_its_regime():
         "reaches from 0.01 to 10; regimes begin or end at 3.2e-08, 0.0032, 1"
         in value["reference"].iloc[2]
     )
-
-
-def test_nonfinite_numbers_in_the_window_are_counted():
-    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
-    low, high = table["sigma"].idxmin(), table["sigma"].idxmax()
-    table.loc[[low, high], "value"], table.loc[[low, high], "status"] = (
-        np.inf,
-        "nonfinite",
-    )
-    assert list(fitted(table)["num_nonfinite"]) == [1]
 
 
 def test_run_writes_the_contract(tmp_path):

@@ -70,7 +70,7 @@ def _change(column, value):
         (lambda t: t.drop(columns=["value", "seed"]), "lacks columns: value, seed"),
         (lambda t: t.iloc[:0], "has no rows"),
         (_change("value", ""), "line 5: value is not a number"),
-        (_change("seed", "1.5"), "seed is not a number"),
+        (_change("seed", "1e300"), "seed is not a number"),
         (_change("part", "H_x"), "unknown part"),
         (_change("row", ""), "a block has two sides"),
         (_change("quantity", ""), "there is no quantity"),
@@ -173,9 +173,6 @@ def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path):
         ({"variant": "\x1b[31m"}, "a variant that cannot be a name"),
         ({"row": "W\u202eV", "col": "W\u202eV"}, "a row that cannot be a name"),
         ({"estimator": "x" * 2000}, "an estimator|a estimator that cannot be a name"),
-        ({"sweep": "../../evil"}, "the sweep is not a plain name"),
-        ({"seed": "1e300"}, "seed is not a number"),
-        ({"error": "-0.1"}, "error must not be negative"),
     ],
 )
 def test_rows_of_a_foreign_table(tmp_path, change, message):

@@ -27,7 +27,7 @@ class Case:
     further: dict[str, Any]
 
     @property
-    def every(self) -> list[Any]:
+    def every(self):
         """The batches as a list."""
         given = self.batches
         if isinstance(given, Dataset):
@@ -35,11 +35,11 @@ class Case:
         return list(given) if isinstance(given, list | DataLoader) else [given]
 
 
-CASES: dict[str, Callable[[], Case]] = {}
+CASES = {}
 
 
-def case(make: Callable[[], Any]) -> Callable[[], Case]:
-    def made() -> Case:
+def case(make):
+    def made():
         torch.manual_seed(0)
         before = torch.get_default_dtype()
         torch.set_default_dtype(D)
@@ -55,7 +55,7 @@ def case(make: Callable[[], Any]) -> Callable[[], Case]:
     return made
 
 
-def mlp(*sizes: int) -> nn.Sequential:
+def mlp(*sizes):
     """Return a network of linear maps and tanh."""
     maps = [nn.Linear(*pair) for pair in pairwise(sizes)]
     return nn.Sequential(*(part for one in maps for part in (one, nn.Tanh())))[:-1]
@@ -67,11 +67,11 @@ def mlp(*sizes: int) -> nn.Sequential:
 class TiedAutoencoder(nn.Module):
     """The decoder is the transposed encoder; `scale` has shape ()."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder, self.scale = nn.Linear(5, 3), nn.Parameter(torch.tensor(1.3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.scale * F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.T)
 
 
@@ -111,7 +111,7 @@ def sparse_autoencoder_with_a_hook():
 class Towers(nn.Module):
     """Two towers and a temperature."""
 
-    def __init__(self, width: int = 3) -> None:
+    def __init__(self, width=3):
         super().__init__()
         self.left = mlp(4, width)
         self.right = mlp(5, width)
@@ -143,7 +143,7 @@ def log_probability(network, tokens):
 class Preference:
     """A callable with a reference and a counter."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reference = mlp(6, 4, 6)
         self.beta = torch.tensor(0.4)
         self.calls = 0
@@ -181,7 +181,7 @@ class Rollout:
     returns: Tensor
 
 
-def rollout(count: int) -> Rollout:
+def rollout(count):
     actions = torch.randint(0, 3, (count,))
     return Rollout(
         torch.randn(count, 4),
@@ -195,7 +195,7 @@ def rollout(count: int) -> Rollout:
 class ActorCritic(nn.Module):
     """A tuple of outputs: logits and a value."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = mlp(4, 5)
         self.actor = nn.Linear(5, 3)
@@ -265,7 +265,7 @@ class Graph:
 
     __slots__ = ("edges", "nodes", "values")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         self.nodes, self.values = torch.randn(count, 4), torch.randn(count)
         self.edges = torch.randint(0, count, (2, 3 * count))
 
@@ -284,10 +284,10 @@ def of_graph(network, graph):
 class Graphs:
     """Several graphs in one batch, which moves by itself, and knows its own parent."""
 
-    def __init__(self, *counts: int) -> None:
+    def __init__(self, *counts):
         self.graphs, self.me = [Graph(count) for count in counts], self
 
-    def to(self, *args: Any) -> Graphs:
+    def to(self, *args):
         raise AssertionError("hessfig moves the tensors")
 
     def __iter__(self):
@@ -339,7 +339,7 @@ def ragged_texts():
 class Recurrent(nn.Module):
     """A recurrent network on packed sequences."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inside, self.out = nn.GRU(3, 4), nn.Linear(4, 1)
 
@@ -371,7 +371,7 @@ def distillation():
 class Distiller:
     """A method of an object, with a projection of its own and a step that it counts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.teacher = mlp(4, 6, 2)
         self.projection = torch.randn(5, 6)
         self.step = 0
@@ -422,7 +422,7 @@ def inner_step_of_kept_parameters():
 class Variational(nn.Module):
     """A variational autoencoder with several outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder, self.decoder = mlp(5, 4), mlp(2, 5)
 
@@ -553,7 +553,7 @@ def two_networks_against_each_other():
 class Centres(nn.Module):
     """A loss module with centres of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.centres = nn.Parameter(torch.randn(3, 2))
 
@@ -629,7 +629,7 @@ def batch_changed_in_place():
 @case
 def large_contrastive_pair():
     class Wide(Towers):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.left, self.right = mlp(4, 250, 150, 3), mlp(5, 200, 150, 3)
 

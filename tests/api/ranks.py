@@ -14,14 +14,12 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
@@ -70,38 +68,38 @@ NETWORKS = [
 class Tied(nn.Module):
     """An embedding that is the output layer too, a frozen layer and a LayerNorm."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, 5)
         self.frozen = nn.Linear(5, 5).requires_grad_(False)
         self.norm, self.head = nn.LayerNorm(5), nn.Linear(5, VOCABULARY, bias=False)
         self.head.weight = self.table.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return self.head(self.norm(torch.tanh(self.frozen(self.table(tokens)))))
 
 
 class Scaled(nn.Sequential):
     """A network whose outputs are multiplied by one number, which is a parameter of one entry, or of shape ()."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape):
         super().__init__(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, VOCABULARY))
         self.scale = nn.Parameter(torch.full(shape, 1.5))
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return self.scale * super().forward(inputs)
 
 
 class Experts(nn.Module):
     """A layer of ReLUs, and three experts; see `put_near_a_jump`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 5)
         self.gate = nn.Linear(5, 3)
         self.experts = nn.ModuleList(nn.Linear(5, VOCABULARY) for _ in range(3))
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         inside = self.second(self.first(inputs).relu())
         share, chosen = self.gate(inside).softmax(-1).max(-1, keepdim=True)
         every = torch.stack([expert(inside) for expert in self.experts], dim=1)
@@ -109,7 +107,7 @@ class Experts(nn.Module):
         return share * every.gather(1, place).squeeze(1)
 
     @torch.no_grad()
-    def put_near_a_jump(self, inputs: Tensor) -> None:
+    def put_near_a_jump(self, inputs):
         """Put the first sample near a kink, and near a tie of two experts: nearer than any step."""
         self.first.bias[0] += 1e-12 - self.first(inputs)[0, 0]
         shares = self.gate(self.second(self.first(inputs).relu()))[0]
@@ -117,16 +115,16 @@ class Experts(nn.Module):
         self.gate.bias[place] += best - other - 1e-12
 
 
-def mlp() -> nn.Module:
+def mlp():
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, VOCABULARY))
 
 
-def encoder() -> nn.Module:
+def encoder():
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
     return nn.Sequential(nn.Embedding(VOCABULARY, 8), layer, nn.Linear(8, VOCABULARY))
 
 
-def gpt2() -> nn.Module:
+def gpt2():
     import transformers
 
     return transformers.GPT2LMHeadModel(
@@ -144,14 +142,14 @@ _SIZES = {
 }
 
 
-def llama() -> nn.Module:
+def llama():
     import transformers
 
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES, **heads))
 
 
-def mixtral() -> nn.Module:
+def mixtral():
     import transformers
 
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 3}
@@ -161,13 +159,11 @@ def mixtral() -> nn.Module:
     return transformers.MixtralForCausalLM(config)
 
 
-def network(
-    kind: str, how: str = "layers", dtype: torch.dtype = torch.float64
-) -> nn.Module:
+def network(kind, how="layers", dtype=torch.float64):
     """Return a network with the same weights in every process."""
     torch.manual_seed(3)
     if kind == "scalar":
-        made: nn.Module = Scaled(() if how == "tensor" else (1,))
+        made = Scaled(() if how == "tensor" else (1,))
     else:
         made = {
             "mlp": mlp,
@@ -184,9 +180,7 @@ def network(
     return made
 
 
-def batches(
-    kind: str, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> list[tuple[Tensor, Tensor]]:
+def batches(kind, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     is_dense = kind in ("mlp", "scalar", "experts")
     size = (4,) if is_dense or kind == "tied" else (2, 5)
@@ -195,23 +189,23 @@ def batches(
     return [(inputs[at] if is_dense else words[at, 0], words[at, 1]) for at in range(2)]
 
 
-def outputs_of(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def outputs_of(net, batch):
     outputs = net(batch[0])
     return getattr(outputs, "logits", outputs)
 
 
-def loss_of(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_of(outputs, batch):
     return nn.functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten())
 
 
-def loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss(net, batch):
     return loss_of(outputs_of(net, batch), batch)
 
 
-SPLIT: dict[str, Any] = {"compute_outputs": outputs_of, "compute_loss": loss_of}
+SPLIT = {"compute_outputs": outputs_of, "compute_loss": loss_of}
 
 
-def sharded(net: Any, how: str = "layers") -> nn.Module:
+def sharded(net, how="layers"):
     """Shard a network over all ranks: by layer, at the root alone, in part, by tensor parallelism, or in bfloat16."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     if how == "tensor" and hasattr(net, "model"):
@@ -222,9 +216,7 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
             "mlp.gate_proj",
             "mlp.up_proj",
         ]
-        plan: dict[str, Any] = {
-            f"model.layers.*.{name}": ColwiseParallel() for name in wide
-        }
+        plan = {f"model.layers.*.{name}": ColwiseParallel() for name in wide}
         plan |= {
             f"model.layers.*.{name}": RowwiseParallel()
             for name in ("self_attn.o_proj", "mlp.down_proj")
@@ -239,7 +231,7 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
         return parallelize_module(
             net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
         )
-    policy: dict[str, Any] = (
+    policy = (
         {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
         if how == "bfloat16"
         else {}
@@ -260,16 +252,14 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
     return net
 
 
-def problem(
-    kind: str, how: str = "layers", dtype: torch.dtype = torch.float64, **more: Any
-) -> hessfig.Problem:
+def problem(kind, how="layers", dtype=torch.float64, **more):
     net = sharded(network(kind, how, dtype), how)
     return hessfig.Problem(
         net, batches(kind, 0, dtype), **{"compute_loss": loss, **more}
     )
 
 
-def vector_of(net: nn.Module) -> dict[str, Tensor]:
+def vector_of(net):
     """Return a vector in the parameters that are trained."""
     generator = torch.Generator().manual_seed(5)
     named = {name: one for name, one in net.named_parameters() if one.requires_grad}
@@ -279,7 +269,7 @@ def vector_of(net: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def whole(tensor: Any) -> Tensor:
+def whole(tensor):
     return (
         (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor)
         .detach()
@@ -287,13 +277,11 @@ def whole(tensor: Any) -> Tensor:
     )
 
 
-def products(
-    kind: str, how: str, part: str = "H", dtype: str = "float64"
-) -> dict[str, Any]:
+def products(kind, how, part="H", dtype="float64"):
     own = problem(kind, how, getattr(torch, dtype), **SPLIT if part != "H" else {})
-    named: dict[str, Any] = dict(own.network.named_parameters())
+    named = dict(own.network.named_parameters())
     before = {name: whole(one) for name, one in named.items()}
-    vector: dict[str, Any] = {}
+    vector = {}
     for name, one in vector_of(network(kind, how)).items():
         like = named[name]
         one = one.to(like.dtype)
@@ -303,14 +291,14 @@ def products(
             if is_whole
             else distribute_tensor(one, like.device_mesh, like.placements)
         )
-    operator: Any = own.operator("all", part)
+    operator = own.operator("all", part)
     product = {name: whole(one).tolist() for name, one in (operator @ vector).items()}
     assert all(torch.equal(one, whole(named[name])) for name, one in before.items())
     assert all(one.grad is None for one in named.values())
     return {"product": product, "error": operator.last_error}
 
 
-def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
+def table(kind, how, *blocks):
     spectrum = {"steps": 30, "num_probes": 4, "tolerance": 1e-6}
     own = problem(kind, how, **SPLIT)
     frame = hessfig.measure(
@@ -323,19 +311,17 @@ def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
     }
 
 
-def monitored(
-    kind: str, how: str, *, measures: bool = True
-) -> tuple[list[dict[str, float]], list[float]]:
+def monitored(kind, how, *, measures=True):
     """Train a network for four steps, measured at every second; return what the monitor said, and the last weights."""
     own = sharded(network(kind, how), how).train()
-    arrived: list[Any] = []  # as an optimiser that steps when a gradient arrives
+    arrived = []  # as an optimiser that steps when a gradient arrives
     next(own.parameters()).register_post_accumulate_grad_hook(arrived.append)
     optimiser = torch.optim.SGD(own.parameters(), 0.1, momentum=0.9)
     folder = (
         Path(os.environ["RANKS_FOLDER"])
         / f"monitor-{kind}-{distributed.get_world_size()}"
     )
-    wanted: dict[str, Any] = {
+    wanted = {
         "quantities": ["loss", "gradient_norm", "largest_eigenvalue"],
         "spectrum": {"steps": 20, "tolerance": 1e-2},
         "max_fraction": None,
@@ -361,14 +347,14 @@ def monitored(
     return seen, torch.cat([whole(one).flatten() for one in own.parameters()]).tolist()
 
 
-def monitor(kind: str, how: str) -> dict[str, Any]:
+def monitor(kind, how):
     seen, weights = monitored(kind, how)
     again, _ = monitored(kind, how)  # a restart reads what is in the folder
     _, plain = monitored(kind, how, measures=False)
     return {"seen": seen, "again": again, "weights": weights, "plain": plain}
 
 
-def monitor_refused() -> dict[str, Any]:
+def monitor_refused():
     """Return what is said if rank 0 cannot write, and if ranks have other batches."""
     folder = Path(os.environ["RANKS_FOLDER"]) / f"taken-{distributed.get_world_size()}"
     if distributed.get_rank() == 0:
@@ -390,12 +376,9 @@ def monitor_refused() -> dict[str, Any]:
     return said
 
 
-def own_batches() -> dict[str, Any]:
+def own_batches():
     rank = distributed.get_rank()
-    weights: dict[str, Any] = {
-        "batch_weights": [1.0, 2.0 + rank],
-        "sharded_batches": True,
-    }
+    weights = {"batch_weights": [1.0, 2.0 + rank], "sharded_batches": True}
     own = hessfig.Problem(
         sharded(network("mlp")), batches("mlp", rank), **SPLIT, **weights
     )
@@ -403,7 +386,7 @@ def own_batches() -> dict[str, Any]:
     return dict(zip(frame["part"].astype(str), frame["value"], strict=True))
 
 
-def probes() -> dict[str, Any]:
+def probes():
     from hessfig.curvature.sharded.shards import Shards, parameters_of
 
     shards = Shards(parameters_of(sharded(network("mlp"))))
@@ -414,7 +397,7 @@ def probes() -> dict[str, Any]:
     }
 
 
-def memory(*quantities: str) -> dict[str, Any]:
+def memory(*quantities):
     """Return what measuring a network of two million parameters takes on this rank, and what is said before, in MiB."""
     width = 1024
     net = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
@@ -440,20 +423,20 @@ def memory(*quantities: str) -> dict[str, Any]:
     return {"taken": taken, "said": first[distributed.get_rank()]}
 
 
-def from_rank_0(given: list[str]) -> list[str]:
+def from_rank_0(given):
     told = [given]
     distributed.broadcast_object_list(told)
     return told[0]
 
 
-def _resident(key: str) -> float:
+def _resident(key):
     """Return resident memory, or its peak, in MiB."""
     words = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert words
     return int(words[1]) / 1024
 
 
-WORDS: dict[str, dict[str, Any]] = {
+WORDS = {
     "dtype": {"dtype": "float32"},
     "products": {"products": "curvlinops"},
     "quantity": {"quantities": ["residual_norm"]},
@@ -470,7 +453,7 @@ SHARDED = {
 }
 
 
-def refused(kind: str) -> dict[str, Any]:
+def refused(kind):
     """Return the message of the error, and the seconds until it came."""
     rank = distributed.get_rank()
     dtype = {"bfloat16": torch.bfloat16, "rough": torch.float32}.get(
@@ -482,7 +465,7 @@ def refused(kind: str) -> dict[str, Any]:
         dtype,
         sharded_batches=kind == "sharded_batches",
     )
-    net: Any = own.network
+    net = own.network
     if kind == "batches" and rank == 1:
         own = replace(own, inputs=batches("mlp", 9))
     if kind == "part":
@@ -512,12 +495,12 @@ def refused(kind: str) -> dict[str, Any]:
     return {"error": ""}
 
 
-def _measured(own: hessfig.Problem, kind: str) -> object:
+def _measured(own, kind):
     return hessfig.measure(own, **{"blocks": ["all"], **WORDS.get(kind, {})})
 
 
 # The other ways to a network, which take one that is whole.
-OTHERWISE: dict[str, Callable[[hessfig.Problem, str], object]] = {
+OTHERWISE = {
     "objective": lambda own, _: own.objective("float64"),
     "approximation": lambda own, _: own.approximation("kfac", "0.weight"),
     "find_weights": lambda own, _: hessfig.find_weights(own.network),
@@ -525,11 +508,11 @@ OTHERWISE: dict[str, Callable[[hessfig.Problem, str], object]] = {
 }
 
 
-def killed() -> dict[str, Any]:
+def killed():
     """End rank 1 within a gradient, as a machine does that goes down."""
     calls = []
 
-    def dying(net: nn.Module, batch: Any) -> Tensor:
+    def dying(net, batch):
         calls.append(1)
         if distributed.get_rank() == 1 and len(calls) > 7:
             os._exit(9)
@@ -544,7 +527,7 @@ def killed() -> dict[str, Any]:
     return {"error": ""}
 
 
-CASES: dict[str, Callable[..., dict[str, Any]]] = {
+CASES = {
     one.__name__: one
     for one in (
         products,
@@ -560,7 +543,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def run_rank(folder: Path, rank: int, size: int, cases: str) -> None:
+def run_rank(folder, rank, size, cases):
     """Run cases, written as CASE:ARGUMENT:ARGUMENT, on this rank, and write what they return."""
     os.environ["RANKS_FOLDER"] = str(folder)
     store = distributed.FileStore(str(folder / f"store{size}"), size)
@@ -577,7 +560,7 @@ def run_rank(folder: Path, rank: int, size: int, cases: str) -> None:
     distributed.barrier()  # no rank leaves while another still reads the last message
 
 
-def main(folder: str, *plan: str) -> None:
+def main(folder, *plan):
     """Run the cases of every number of ranks, one number after the other."""
     torch.set_num_threads(1)
     if any(kind in " ".join(plan) for kind in ("gpt2", "llama", "mixtral")):

@@ -315,7 +315,7 @@ CALLS = {
     "measure in float32": lambda at: measured(dtype="float32", estimator="hutchinson"),
     "measure by xtrace": lambda at: measured(estimator="xtrace", num_probes=2),
     "measure along": lambda at: measured(
-        blocks=["all"], quantities=["along"], parts="H"
+        blocks=["all"], quantities=["along", "slices", "pruning", "density"], parts="H"
     ),
     "objective": lambda at: problem().objective("float64"),
     "operator": lambda at: problem().operator("out.weight").dense(),
@@ -482,13 +482,7 @@ def test_the_generator_of_python_is_as_it_was_where_no_types_are_checked():
 
 def test_a_number_does_not_hang_on_the_callers_state():
     asked = {
-        "quantities": [
-            "frobenius",
-            "largest_eigenvalue",
-            "density",
-            "slices",
-            "pruning",
-        ],
+        "quantities": ["frobenius", "trace", "largest_eigenvalue", "loss"],
         "blocks": ["out.weight", "all"],
     }
     for dtype in ("float64", "float32"):

@@ -10,28 +10,21 @@ NUL = "a\0b"
 
 # Beside results of the sweeps `sigma` (one layer) and `entries` (stored Hessians), and
 # a reference CSV.
-BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
+BESIDE_RESULTS = {
     ("slopes", "sweep.windows=[]"): ["sweep.windows", "null leaves an end open"],
-    ("slopes", "sweep.windows=[[a,b]]"): ["sweep.windows", "[low, high]"],
     ("slopes", "sweep.windows=[[2,1]]"): ["sweep.windows", "low"],
     ("slopes", "sweep.windows=[[${x},1]]"): ["interpolation key 'x' not found"],
     ("slopes", "sweep.average=harmonic"): ["sweep.average", "geometric"],
     ("slopes", "tolerance=nan"): ["tolerance", "> 0"],
-    ("slopes", "tolerance=1e999"): ["tolerance", "inf"],
     ("slopes", "quantities=[nope]"): ["nope", "frobenius"],
-    ("slopes", "sweep.axis=x"): ["sweep.axis", "sigma, step"],
     ("slopes", "model.d_model=16"): ["is from another config", "model.d_model was 8"],
-    ("slopes", "first_seed=99999999999999999999999"): ["first_seed"],
     ("slopes", "output_dir=nowhere"): [
         "nowhere/sigma/table.csv is missing",
         "output_dir=nowhere",
     ],
     ("slopes", f"output_dir={NUL}"): ["output_dir"],
-    ("slopes", "workers=2"): ["slopes does not read workers"],
     ("slopes", "figure=3a"): ["slopes does not read figure", "hessfig plot"],
-    ("check", "tolerance=0"): ["tolerance", "> 0"],
     ("check", "sweep=entries", "sweep.axis=model.attention"): ["sweep.axis", "sigma"],
-    ("plot", "figure=3a", "figure.options=3"): ["figure.options"],
     ("plot", "figure=3a", "figure.options={a: 1}"): [
         "figure.options.a",
         "quantity, index",
@@ -53,7 +46,6 @@ BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
         "no stored Hessian",
         "quantities=[hessian]",
     ],
-    ("plot", "figure=3a", "figure.name="): ["figure"],
     ("plot", "figure=3a", "figure.name=.."): [
         "figure.name is the name of a file",
         "'..'",
@@ -86,16 +78,13 @@ BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
     ],
     ("plot", "figure=scalar", "model.d_model=3"): ["the study scalar does not read"],
     ("compare", "outputs/sigma"): ["two tables are needed"],
-    ("compare", "outputs/sigma", "nope"): ["no such table", "nope"],
     ("compare", "outputs/sigma", "/dev/zero"): ["is not a table to compare"],
     ("compare", "outputs/sigma", "reference.csv", "tolerance=1"): [
         "tolerance is a relative difference"
     ],
     ("compare", "outputs/sigma", "reference.csv", "nope=1"): ["no setting 'nope'"],
     ("verify", "statement="): ["cannot read 'statement='", "thm31"],
-    ("verify", "seeds=0"): ["seeds", "from 1 to 1000"],
     ("verify", "L=1"): ["L: too short a sequence", "L >= 3"],
-    ("verify", "L=99999999999"): ["verify: L", "for example L=4"],
     ("verify", "d_V=1000"): ["would not fit", "GiB"],
     ("verify", "d_V=4", "d_K=4"): ["pairwise different"],
     ("verify", "dtype=float16"): ["proves nothing", "float64"],
@@ -105,8 +94,6 @@ BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
     ("run", "sweep.name=ä"): ["sweep.name=ä", "remedy:  'sweep.name="],
     ("run", f"output_dir={NUL}"): ["output_dir"],
     ("run", "state=loaded", "state.path=/dev/null"): ["state.path"],
-    ("run", "device=tpu"): ["device", "cuda"],
-    ("run", "workers=0"): ["workers", "auto"],
     ("run", "-"): ["no flag '-'"],
     ("run", "="): ["no setting ''"],
     ("run", "\x1b[31m=3"): ["?[31m"],

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.attack import target
-from tests.attack.ledger import LEDGER, Ledger
+from tests.attack.ledger import LEDGER
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Everything in this folder is slow."""
     for item in items:
         if "attack" in item.path.parts:
@@ -25,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter):
     """Print the counts."""
     if LEDGER.tried:
         terminalreporter.section(f"attack (ATTACK_SEED={SEED})")
@@ -34,19 +31,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
+def ledger():
     """The counts of the whole session."""
     return LEDGER
 
 
 @pytest.fixture
-def dice(request: pytest.FixtureRequest) -> random.Random:
+def dice(request):
     """The test's own stream of random numbers, the same for the same ATTACK_SEED."""
     return random.Random(f"{SEED} {request.node.name}")
 
 
 @pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pristine(tmp_path_factory):
     """Results of the toy sweeps, made once; nobody writes here."""
     folder = tmp_path_factory.mktemp("pristine")
     for words in (target.SIGMA, target.ENTRIES):
@@ -57,7 +54,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(pristine, tmp_path, monkeypatch):
     """A copy of the results that a test may damage, and the current directory."""
     copy = tmp_path / "place"
     shutil.copytree(pristine, copy)
@@ -66,9 +63,7 @@ def place(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Any]]:
+def call(monkeypatch, capfd):
     """Call the command line in this process; whatever escapes it is a traceback."""
     monkeypatch.setattr("sys.argv", ["hessfig"])
     yield lambda *words: target.called(words, capfd)

@@ -20,9 +20,7 @@ class Ledger:
     peak: int = 0
     peak_of: str = ""
 
-    def note(
-        self, kind: str, *, traceback: str = "", silent: str = "", unclear: str = ""
-    ) -> None:
+    def note(self, kind, *, traceback="", silent="", unclear=""):
         """Count one fault; the other arguments say what went wrong, if anything did."""
         self.tried[kind] += 1
         if traceback:
@@ -34,12 +32,12 @@ class Ledger:
         else:
             self.survived[kind] += 1
 
-    def weigh(self, reader: str, peak: int) -> None:
+    def weigh(self, reader, peak):
         """Note the most memory that a reader of a foreign file held, in bytes."""
         if peak > self.peak:
             self.peak, self.peak_of = peak, reader
 
-    def wrong(self, kind: str) -> list[str]:
+    def wrong(self, kind):
         """Return what went wrong with one kind of fault."""
         return [
             line
@@ -47,7 +45,7 @@ class Ledger:
             if line.startswith(f"{kind}: ")
         ]
 
-    def lines(self) -> list[str]:
+    def lines(self):
         """Return the summary."""
         kinds = [
             f"  {kind:<44} {self.survived[kind]:>6} of {self.tried[kind]:>6}"

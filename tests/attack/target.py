@@ -7,10 +7,8 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -61,9 +59,9 @@ class Answer:
     traceback: str
 
 
-def called(words: tuple[str, ...], capfd: Any) -> Answer:
+def called(words, capfd):
     """Call the command line in this process."""
-    code: object = None
+    code = None
     escaped = ""
     try:
         main(list(words))
@@ -81,9 +79,7 @@ def called(words: tuple[str, ...], capfd: Any) -> Answer:
     return Answer(code, out, err, escaped or printed or odd)
 
 
-def command(
-    *words: str, folder: Path, timeout: float = 300
-) -> subprocess.CompletedProcess[str]:
+def command(*words, folder, timeout=300):
     """Run the installed command in `folder`."""
     return subprocess.run(
         [COMMAND, *words],
@@ -95,7 +91,7 @@ def command(
     )
 
 
-def script(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def script(*words, folder):
     """Run the script that reads the authors' pickles in `folder`."""
     return subprocess.run(
         [*SCRIPT, *words],
@@ -107,9 +103,7 @@ def script(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def weighed(
-    *words: str, folder: Path, program: Sequence[str] = (str(COMMAND),)
-) -> tuple[int, str, int]:
+def weighed(*words, folder, program=(str(COMMAND),)):
     """Run a program and return its exit code, its errors, and the most memory it held, in bytes."""
     started = [sys.executable, "-c", SCALES, *program, *words]
     done = subprocess.run(
@@ -119,7 +113,7 @@ def weighed(
     return done.returncode, done.stderr, int(done.stdout.splitlines()[-1]) * unit
 
 
-def write_references(folder: Path) -> None:
+def write_references(folder):
     """Write the sweep's own values as a reference CSV and as the authors' pickles."""
     rows = list(csv.DictReader((folder / "outputs/sigma/table.csv").open(newline="")))
     with (folder / CSV).open("w", newline="") as handle:
@@ -149,7 +143,7 @@ def write_references(folder: Path) -> None:
             )
 
 
-def _along(rows: list[dict[str, str]], seed: str) -> list[Any]:
+def _along(rows, seed):
     chosen = sorted(
         (float(r["sigma"]), float(r["value"])) for r in rows if r["seed"] == seed
     )

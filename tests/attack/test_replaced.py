@@ -3,7 +3,6 @@
 import subprocess
 import time
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -45,12 +44,6 @@ def write_factory(folder, number):
         write_data(folder, 0)
 
 
-def write_beside(folder, number):
-    """Write the module that the factory imports."""
-    write_factory(folder, 1)
-    (folder / "beside.py").write_text(f"SCALE = {number}.0\n")
-
-
 def write_data(folder, number):
     """Write the file that the factory reads."""
     torch.manual_seed(number)
@@ -71,19 +64,12 @@ def write_state(folder, number):
     )
 
 
-def write_pictures(folder, number):
-    """Write pictures for task.path."""
-    images = np.random.default_rng(number).random((20, 8, 8))
-    np.savez(folder / "p.npz", images=images, labels=np.arange(20) % 10)
-
-
 CLASSES = {
     "model.factory": (
         OWN,
         write_factory,
         "model.factory: the content of net.py:make is not what was",
     ),
-    "a module beside it": (OWN, write_beside, "model.factory: "),
     "a file it reads": (
         OWN,
         write_data,
@@ -93,19 +79,6 @@ CLASSES = {
         [*TOY, "state=loaded", "state.path=w.safetensors"],
         write_state,
         "state.path: the content of w.safetensors is not what was",
-    ),
-    "task.path": (
-        [
-            *TOY,
-            "model=vit",
-            "model.patch=4",
-            "task=digits",
-            "task.path=p.npz",
-            "grid.values=[1.0]",
-            "seeds=2",
-        ],
-        write_pictures,
-        "task.path: the content of p.npz is not what was",
     ),
 }
 

@@ -242,13 +242,10 @@ def test_a_failed_cell_makes_exit_code_one(cli, monkeypatch):
     [
         ("ru", "ru", "run"),
         ("run", "see", "seeds="),
-        ("run", "sweep=", "sweep=sigma"),
         ("run", "sweep=lay", "sweep=layernorm"),
         ("plot", "figure=", "figure=3a"),
-        ("run", "dtype=", "dtype=float32"),
         ("run", "model.norm=", "model.norm=pre"),
         ("run", "model.", "model.d_model="),
-        ("run", "state=", "state=loaded"),
         ("run", "--c", "--config-dir"),
         ("verify", "sta", "statement="),
     ],

@@ -329,19 +329,6 @@ def test_a_name_that_is_too_long_is_no_file(cli, word):
     assert answer.code == 2 and f"{word}: there is no such file" in answer.err
 
 
-@pytest.mark.parametrize("folder", ["Übung", "Übung 1", "two words"])
-@pytest.mark.long
-def test_a_remedy_can_be_pasted(cli, folder):
-    refused = cli("slopes", f"output_dir={folder}")
-    if "cannot read" in refused.err:
-        word = refused.err.rpartition("remedy:  ")[2].strip()
-        refused = cli("slopes", *shlex.split(word))
-    command = refused.err.rpartition("remedy:  hessfig ")[2].strip()
-    assert cli(*shlex.split(command), "dry_run=true").out.endswith(
-        f"none yet ({folder}/sigma/table.csv)\n"
-    )
-
-
 def test_got_is_the_last_of_equal_keys(cli):
     assert (
         "got:     workers=2\n" in cli("slopes", "seeds=1", "workers=1", "workers=2").err

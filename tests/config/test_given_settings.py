@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import command_settings
 from hessfig.config.facts import Role
-from hessfig.config.presets import names
 from hessfig.config.settings import settings, value_of
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import quantity
@@ -421,27 +420,6 @@ def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(
 def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(word, said):
     with pytest.raises(UserError, match=said):
         VERBS["run"].job([word])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "sweep",
-    [name for name in names("sweep") if not name.startswith(("trained_", "network"))],
-)
-def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep):
-    base = VERBS["run"].job([f"sweep={sweep}", "seeds=1"])
-    reads_softcap = any(config.model.scores == "softcap" for _, config in base.variants)
-    for word in (
-        "model.softcap=7",
-        "landscape.permutations=9",
-        "spectrum.steps=9",
-        "compression.damping=3",
-    ):
-        if word == "model.softcap=7" and reads_softcap:
-            continue
-        job = VERBS["run"].job([f"sweep={sweep}", "seeds=1", word])
-        made, notes = planned(job)
-        assert bool(notes) == (made == planned(base)[0]), word
 
 
 def test_one_variant_that_reads_a_setting_is_enough():

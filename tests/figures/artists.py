@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tests.figures.shipped import laid_out, texts
 
@@ -16,7 +12,7 @@ _IDENTIFIER = re.compile(r"\b(?![WH]_)[A-Za-z]\w*_\w+")
 _MATHTEXT = re.compile(r"\$[^$]*\$")
 
 
-def identifiers(figure: Figure, own: tuple[str, ...] = ()) -> list[str]:
+def identifiers(figure, own=()):
     """Return the drawn words that hold names of the code, such as d_model; formulas and names of one's `own` may."""
     found = [
         words
@@ -26,7 +22,7 @@ def identifiers(figure: Figure, own: tuple[str, ...] = ()) -> list[str]:
     return [words for words in found if not any(name in words for name in own)]
 
 
-def short_of_ticks(figure: Figure) -> list[str]:
+def short_of_ticks(figure):
     """Return the axes (by panel and direction) on which data stand and fewer than two places have a label."""
     laid_out(figure)
     found = []
@@ -39,7 +35,7 @@ def short_of_ticks(figure: Figure) -> list[str]:
     return found
 
 
-def under_legends(figure: Figure) -> list[str]:
+def under_legends(figure):
     """Return the panels whose legend covers points of lines."""
     laid_out(figure)
     found = []
@@ -56,7 +52,7 @@ def under_legends(figure: Figure) -> list[str]:
     return found
 
 
-def _with_data(figure: Figure) -> Iterator[Axes]:
+def _with_data(figure):
     for ax in figure.axes:
         if (
             ax.get_visible()
@@ -66,7 +62,7 @@ def _with_data(figure: Figure) -> Iterator[Axes]:
             yield ax
 
 
-def _labels(ax: Axes, which: str) -> int:
+def _labels(ax, which):
     """Return how many labels stand at an axis, or at one that shares its scale."""
     return max(
         _own_labels(one, which)
@@ -74,8 +70,8 @@ def _labels(ax: Axes, which: str) -> int:
     )
 
 
-def _own_labels(ax: Axes, which: str) -> int:
-    axis: Any = getattr(ax, f"{which}axis")
+def _own_labels(ax, which):
+    axis = getattr(ax, f"{which}axis")
     scaled = axis.get_transform().transform
     low, high = sorted(scaled(np.array(axis.get_view_interval())))
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
@@ -90,7 +86,7 @@ def _own_labels(ax: Axes, which: str) -> int:
     )
 
 
-def _drawn_points(ax: Axes) -> Iterator[tuple[float, float]]:
+def _drawn_points(ax):
     """Yield every point of the lines with data (not guides across the panel), in pixels."""
     for line in ax.lines:
         if np.size(line.get_xdata()) > 2 and line.get_marker() not in (

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from hessfig.figures.parts.page import styled
@@ -21,17 +17,10 @@ Draw = Callable[..., list[Page]]
 
 
 @pytest.fixture
-def pages(tmp_path: Path) -> Iterator[Draw]:
+def pages(tmp_path):
     """Return draw(layout, table, settings=..., windows=..., x=..., **options) -> pages, nothing saved."""
 
-    def draw(
-        layout: str,
-        table: pd.DataFrame,
-        *,
-        settings: Any = CONFIG,
-        windows: Any = None,
-        **options: Any,
-    ) -> list[Page]:
+    def draw(layout, table, *, settings=CONFIG, windows=None, **options):
         folder = write_sweep(table, tmp_path, settings=settings)
         seen = {
             key: options.pop(key)
@@ -49,54 +38,54 @@ def pages(tmp_path: Path) -> Iterator[Draw]:
 
 
 @pytest.fixture
-def deep() -> pd.DataFrame:
+def deep():
     """Return a table of networks of one to three layers."""
     return make_table(networks=depths(1, 2, 3), seeds=3)
 
 
-def texts_of(artists: Iterable[Any]) -> list[str]:
+def texts_of(artists):
     """Return what artists such as texts and labels of ticks say."""
     return [one.get_text() for one in artists]
 
 
-def titles_of(axes: Iterable[Axes]) -> list[str]:
+def titles_of(axes):
     return [ax.get_title() for ax in axes]
 
 
-def labels_of(artists: Iterable[Any]) -> list[str]:
+def labels_of(artists):
     """Return the labels of lines or containers, which a legend shows."""
     return [one.get_label() for one in artists]
 
 
-def suffixes(drawn: Iterable[Page]) -> list[str]:
+def suffixes(drawn):
     """Return what stands behind the names of the pages' files."""
     return [page.suffix for page in drawn]
 
 
-def note_of(page: Page) -> str:
+def note_of(page):
     """Return the note below a page, on one line."""
     return " ".join(" ".join(texts_of(page.figure.texts)).split())
 
 
-def colours(lines: Iterable[Any]) -> set[str]:
+def colours(lines):
     return {to_hex(line.get_color()) for line in lines}
 
 
-def heights(lines: Iterable[Any]) -> list[Any]:
+def heights(lines):
     return [np.asarray(line.get_ydata(), dtype=float) for line in lines]
 
 
-def thin(ax: Axes) -> list[Any]:
+def thin(ax):
     """Return the lines of single seeds."""
     return [line for line in ax.lines if line.get_linewidth() < 0.5]
 
 
-def dots(ax: Axes) -> list[Any]:
+def dots(ax):
     """Return the lines that have round markers."""
     return [line for line in ax.lines if line.get_marker() == "o"]
 
 
-def words(ax: Axes) -> str:
+def words(ax):
     """Return everything written in a panel: texts and legend entries."""
     found = texts_of(ax.texts)
     if legend := ax.get_legend():
@@ -104,12 +93,12 @@ def words(ax: Axes) -> str:
     return "\n".join(found)
 
 
-def curves(ax: Axes) -> list[Any]:
+def curves(ax):
     """Return the measured curves of a panel: solid lines with markers."""
     return [line for line in dots(ax) if line.get_linestyle() == "-"]
 
 
-def guides(ax: Axes) -> list[Any]:
+def guides(ax):
     """Return the dashed power laws of a panel (neither the dotted line at sigma = 1 nor seeds)."""
     unmarked = [line for line in ax.lines if line.get_marker() == "None"]
     return [

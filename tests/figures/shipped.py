@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 from hessfig.config.science import ModelConfig
-from hessfig.figures.parts.page import Paper, styled
-from hessfig.figures.parts.panel_sheet import Page
+from hessfig.figures.parts.page import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from hessfig.models.blocks import transformer_matrices
 from tests.analysis.synthetic import (
@@ -31,12 +25,8 @@ from tests.analysis.synthetic import (
 )
 from tests.analysis.test_arrays import listed, store
 
-OPEN: list[tuple[float | None, float | None]] = [(None, None)]
-THREE: list[tuple[float | None, float | None]] = [
-    (None, 0.1),
-    (1.0, None),
-    (None, None),
-]
+OPEN = [(None, None)]
+THREE = [(None, 0.1), (1.0, None), (None, None)]
 _CHAIN = config(attention="linear", attention_skip=False, mlp="none") | {
     "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}
 }
@@ -52,7 +42,7 @@ _EVERY = [m.value for m in transformer_matrices(ModelConfig())]
 
 
 # By figure: layout, windows, options, settings of the run, the table.
-FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
+FIGURES = {
     "3a": ("growth", [(None, 1.0)], {}, CONFIG, {}),
     "3b": ("growth", THREE, {}, config(norm="pre"), _BENT),
     "3b_levels": ("growth", THREE, {"words": "level"}, config(norm="pre"), _BENT),
@@ -169,7 +159,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
 STORED = {"1": "entries", "4": "histograms"}
 
 
-def pages(figure: str, outputs: Path, paper: Paper) -> list[Page]:
+def pages(figure, outputs, paper):
     """Return the pages of a shipped figure, laid out for a paper."""
     with styled(paper):
         if figure in STORED:
@@ -181,7 +171,7 @@ def pages(figure: str, outputs: Path, paper: Paper) -> list[Page]:
         return list(LAYOUTS[layout].draw(spec, folder))
 
 
-def _of_hessians(figure: str, outputs: Path, paper: Paper) -> list[Page]:
+def _of_hessians(figure, outputs, paper):
     generator = np.random.default_rng(0)
     names = ["W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U"]
     sizes = [16, 24, 8, 8, 8, 8, 32, 32, 16]
@@ -200,14 +190,14 @@ def _of_hessians(figure: str, outputs: Path, paper: Paper) -> list[Page]:
     return list(LAYOUTS[STORED[figure]].draw(spec, listed(outputs, *stored)))
 
 
-def laid_out(figure: Figure) -> None:
+def laid_out(figure):
     """Give every artist its place, as drawing does, but for the pixels; once, until something is changed."""
     if figure.stale or not isinstance(figure.canvas, FigureCanvasAgg):
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
 
 
-def texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
+def texts(figure):
     """Return every text that is drawn: its words, its size in points, and where it stands in inches."""
     laid_out(figure)
     hidden = set(_beyond(figure))
@@ -222,7 +212,7 @@ def texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
     return found
 
 
-def _beyond(figure: Figure) -> Iterator[Text]:
+def _beyond(figure):
     """Yield the tick labels that matplotlib keeps but does not draw: outside of the view, or switched off."""
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
@@ -241,7 +231,7 @@ def _beyond(figure: Figure) -> Iterator[Text]:
                         yield label
 
 
-def overlaps(figure: Figure, *, slack: float = 0.01) -> list[tuple[str, str]]:
+def overlaps(figure, *, slack=0.01):
     """Return pairs of texts that touch by more than `slack` inches both ways."""
     found = []
     for (a, _, one), (b, _, other) in itertools.combinations(texts(figure), 2):
@@ -252,7 +242,7 @@ def overlaps(figure: Figure, *, slack: float = 0.01) -> list[tuple[str, str]]:
     return found
 
 
-def outside(figure: Figure, *, slack: float = 0.005) -> list[str]:
+def outside(figure, *, slack=0.005):
     """Return texts that the page cuts."""
     width, height = figure.get_size_inches()
     found = []

@@ -48,10 +48,7 @@ def legend(page):
 
 def width_table(sigma=(0.1, 1.0)):
     """Return a table that varies width and heads: sigma^2 times the root of the width, times the heads."""
-    made = [
-        *networks("model.n_heads=1,model.d_model", WIDTHS),
-        *networks("model.n_heads=2,model.d_model", WIDTHS),
-    ]
+    made = [(f"model.d_model={d},model.n_heads={h}", 1) for d in WIDTHS for h in (1, 2)]
     table = make_table(
         networks=made, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0
     )

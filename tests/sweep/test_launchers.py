@@ -10,8 +10,6 @@ import pytest
 from hessfig.config.compose.job import compose
 from hessfig.config.enums import Method
 from hessfig.config.science import EstimatorConfig, ModelConfig
-from hessfig.config.shards import parse_shard
-from hessfig.errors import UserError
 from hessfig.sweep.launchers import Shard, launcher_of, run_shard
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
@@ -82,14 +80,6 @@ def test_in_company_everybody_begins_elsewhere():
     items = list(range(8))
     assert [Shard(index, 4).turned(items)[0] for index in (1, 2, 3, 4)] == [0, 2, 4, 6]
     assert sorted(Shard(3, 4).turned(items)) == items
-
-
-@pytest.mark.parametrize(
-    "text", ["9/8", "0/8", "x", "1", "1/0", "-1/2", "1/2/3", "1/1000000"]
-)
-def test_what_is_no_share_is_refused(text):
-    with pytest.raises(UserError, match="no such share"):
-        parse_shard(text)
 
 
 @pytest.fixture(scope="module")

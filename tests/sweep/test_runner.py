@@ -134,24 +134,6 @@ def test_the_number_of_workers_changes_no_bit(reference, tmp_path):
     assert table(tmp_path) == table(reference)
 
 
-DAMAGES = {
-    "truncated": lambda text: text[: len(text) // 2],
-    "edited": lambda text: text.replace('"value": ', '"value": 1'),
-    "of another key": lambda text: text.replace('"key": "', '"key": "0'),
-    "empty": lambda text: "",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cell_is_named_and_measured_again(copied, reference, damage, capfd):
-    path = cell_files(copied)[1]
-    path.write_text(DAMAGES[damage](path.read_text()))
-    summary = run(copied)
-    assert (summary.measured, summary.reused) == (1, CELLS - 1)
-    assert path.name in capfd.readouterr().err
-    assert table(copied) == table(reference)
-
-
 def test_a_damaged_cell_never_reaches_the_table(copied):
     """`status` and a plan that shares the cell only read: they count it as not measured."""
     path = cell_files(copied)[0]
@@ -159,13 +141,6 @@ def test_a_damaged_cell_never_reaches_the_table(copied):
     assert f"{CELLS - 1} done, 1 to do" in describe_plan(
         Sweep([("", toy_config(copied))])
     )
-
-
-def test_leftovers_of_a_killed_writer_do_no_harm(copied, reference):
-    path = cell_files(copied)[0]
-    path.with_name(f".{path.name}.abc").write_text('{"key": "ha')
-    run(copied)
-    assert table(copied) == table(reference)
 
 
 def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, capfd):

@@ -13,12 +13,8 @@ from hessfig.config.enums import MLP, Data, DType, Loss, Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.training_settings import TrainingConfig
-from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
-from hessfig.measurements.block_norms import dense_blocks
-from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.transformer import KIND
-from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.states.training.loop import right_answers
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
@@ -27,7 +23,6 @@ from hessfig.tasks import text
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.examples import training_batch, unseen_batch
 from hessfig.terms import CHARACTERS
-from tests.curvature.oracle import dense_oracle
 from tests.toys import toy_problem
 
 WORDS = "".join(f"line {k}: the quick brown fox;\n" for k in range(40))
@@ -124,24 +119,6 @@ def test_every_position_is_scored_but_those_before_the_first(task):
     assert squares.targets.shape == (3, 5, 97) and torch.equal(
         squares.targets.argmax(-1), whole.targets
     )
-
-
-@pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(task):
-    problem, weights = toy_problem(GPT2, task), matrices_of(GPT2)
-    tape = LinearisedNetwork(problem, GPT2)
-    for layer in (1, 2):
-        oracle = dense_oracle(problem, layer, weights)
-        for col in ("W_E", "W_K", "W_in"):
-            for column in (
-                tape.column(layer, col, weights),
-                ColumnOperator(problem, layer, col, weights),
-            ):
-                for (row, part), block in dense_blocks(column).items():
-                    truth = oracle[part][row, col]
-                    assert (block - truth).abs().max() <= 1e-10 * max(
-                        float(truth.abs().max()), 1e-8
-                    )
 
 
 def rows_of(name, task):

@@ -224,11 +224,3 @@ def test_where_nothing_is_predicted_the_summary_says_so_and_fails():
         frame_of(config(sigma_scales="tokens"), blocks=[("W_Q", "W_Q")]), 0.1
     ) == (nothing, 1)
     assert summary(frame_of(config(kind="python")), 0.1) == (nothing, 1)
-
-
-def test_without_predictions_nothing_is_checked():
-    frame = frame_of(config(kind="python"))
-    assert violations(frame, 0.1) == ["no slope has a prediction: nothing was checked"]
-    assert violations(frame.iloc[:0], 0.1) == [
-        "no slope has a prediction: nothing was checked"
-    ]

@@ -250,6 +250,7 @@ OTHER = [
     {"data": TrainingData.fixed},
     {"task": TaskConfig(digits=3)},
     {"model": ModelConfig(d_model=4)},
+    {"model": replace(training_config("").model, attention=Attention.linear)},
 ]
 
 
@@ -344,12 +345,6 @@ def test_every_ablation_can_be_trained(name, tmp_path):
         if tensor.is_floating_point()
     )
     assert not torch.equal(first["tok_embed.weight"], last["tok_embed.weight"])
-
-
-def test_linear_attention_takes_another_way(tmp_path):
-    softmax = training_config(tmp_path).model
-    models = (softmax, replace(softmax, attention=Attention.linear))
-    assert len({trajectory(tmp_path, model=model).key for model in models}) == 2
 
 
 def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole):

@@ -48,7 +48,6 @@ NETWORKS = {
     "mlp": (ModelConfig(kind=Kind.mlp, d_model=4, mlp=MLP.gelu), {}),
 }
 ONE = {"transformer": "W_V", "vit": "W_in", "cnn": "W@3", "mlp": "W_in"}
-Number = tuple[str, int | None, str]
 
 
 def measured(objective, config, at):
@@ -388,45 +387,6 @@ def test_bad_input_by_name():
     assert len(
         hessfig.measure(halves, quantities=["along"], directions={"rules": ["adamw"]})
     )
-
-
-def test_a_monitor_takes_the_moments_of_its_optimiser(tmp_path):
-    problem = own_problem()
-    network, batch = problem.network, (problem.inputs, problem.targets)
-    rule = torch.optim.Adam(network.parameters(), lr=0.01, betas=(0.9, 0.98))
-    wanted = hessfig.Measure(["all"], "H", ["along"], directions={"named": ["update"]})
-    monitor = hessfig.Monitor(
-        network,
-        "cross_entropy",
-        batch,
-        folder=tmp_path / "m",
-        measure=wanted,
-        optimiser=rule,
-        every=3,
-        max_fraction=None,
-    )
-    for step in range(4):
-        seen = monitor(step)
-        if step < 3:
-            rule.zero_grad()
-            nn.functional.cross_entropy(network(batch[0]), batch[1]).backward()
-            rule.step()
-    start = [one.detach().clone() for one in network.parameters()]
-    dense = Dense(hessfig.Problem(network, *batch).objective("float64"), 0, "all")
-    rule.zero_grad()
-    nn.functional.cross_entropy(network(batch[0]), batch[1]).backward()
-    rule.step()
-    moved = torch.cat(
-        [
-            (one.detach() - old).flatten()
-            for one, old in zip(network.parameters(), start, strict=True)
-        ]
-    )
-    expected = expected_split(dense.matrices[Part.H], moved, dense.keys, dense.sizes)
-    assert seen["adam_update_curvature/all/H"] == pytest.approx(
-        expected["curvature"], rel=1e-8
-    )
-    monitor.close()
 
 
 class KeyBias(nn.Module):

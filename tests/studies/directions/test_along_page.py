@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from torch import nn
@@ -73,21 +72,6 @@ def test_muon_takes_every_two_axis_weight_of_an_own_network(problem):
         network, [muon, adamw], [(problem.inputs, problem.targets)] * GRADIENTS
     )
     assert _length(found, "muon_update") == pytest.approx(moved, rel=1e-9)
-
-
-def test_the_scale_of_muon_is_that_of_the_page():
-    """0.2 sqrt(max(m, n)) times what torch gives without a scale."""
-    moved = []
-    for how in ("match_rms_adamw", "original"):
-        weight = nn.Parameter(torch.zeros(3, 8, dtype=torch.float64))
-        weight.grad = torch.randn(
-            3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-        )
-        torch.optim.Muon(
-            [weight], lr=1.0, weight_decay=0.0, momentum=0.0, adjust_lr_fn=how
-        ).step()
-        moved.append(float(weight.detach().norm()))
-    assert moved[0] / moved[1] == pytest.approx(0.2 * math.sqrt(8))
 
 
 def _last_update(network, rules, batches):
@@ -182,25 +166,6 @@ def test_exponents_are_fitted_over_what_the_page_says(problem):
             )[0]
             assert float(decay["value"].iloc[0]) == pytest.approx(-slope, rel=1e-8)
     assert len(kept) < 3  # of the read-out: a mean over classes has rank 2
-
-
-def test_variances_divide_by_one_less_than_the_samples(problem):
-    config, row = Config(dtype=DType.float64), quantity("landscape_difference")
-    config.landscape.samples, config.landscape.first = 12, 1
-    found = pandas.DataFrame(
-        row.measured(problem.objective("float64"), asked_of(row, [], At(config))).rows
-    )
-    losses = F.cross_entropy(
-        Own().double()(problem.inputs), problem.targets, reduction="none"
-    ).detach()
-    rows = found[found["quantity"] == "landscape_null"]
-    k = rows["index"].to_numpy(dtype=float)
-    stated = (
-        math.sqrt(float((losses - losses.mean()).square().sum()) / 11)
-        * np.sqrt(1 + 1 / k)
-        / (k + 1)
-    )
-    assert rows["value"].to_numpy() == pytest.approx(stated, rel=1e-12)
 
 
 def test_the_page_says_so():

@@ -179,21 +179,6 @@ def test_all_directions_are_all_weights():
     assert abs(share["value"] - 1) < 4 * share["error"] < 0.5
 
 
-def test_the_variance_is_delta_2_but_for_k():
-    """At two points of a pair, over all orders of few samples: v (1 + 1/k) / (k + 1)^2."""
-    of = problem()
-    losses = losses_at(of, dense(of)[0]).detach()[:5]
-    for k in (1, 3):
-        orders = [torch.tensor(one) for one in itertools.permutations(range(5))]
-        squares = [
-            (losses[one[: k + 1]].mean() - losses[one[:k]].mean()).square()
-            for one in orders
-        ]
-        assert float(torch.stack(squares).mean()) == pytest.approx(
-            float(losses.var()) * (1 + 1 / k) / (k + 1) ** 2
-        )
-
-
 def test_more_directions_than_weights():
     with pytest.raises(UserError, match=r"landscape.dimensions[\s\S]*from 1 to 12"):
         ROW.check_settings(

@@ -164,35 +164,3 @@ def test_gptq_moves_what_is_left_to_its_minimum_after_every_weight():
     torch.testing.assert_close(
         gptq(weights, torch.linalg.inv(matrix), grid), current, atol=1e-8, rtol=0
     )
-
-
-def test_rows_that_are_not_coupled_are_rounded_each_alone():
-    """With I (x) X X^T, the algorithm of the paper: one column after the other, all rows at once."""
-    X = quadratic(5)[1]
-    rows = torch.randn(
-        3, SIZE, generator=torch.Generator().manual_seed(6), dtype=torch.float64
-    )
-    grid, inverse = RowGrids([rows], 4), torch.linalg.inv(X).contiguous()
-    together = gptq(
-        rows.flatten(), torch.kron(torch.eye(3, dtype=torch.float64), inverse), grid
-    ).view_as(rows)
-    upper = torch.linalg.cholesky(inverse).T
-    left = rows.clone()
-    found = torch.zeros_like(rows)
-    for column in range(SIZE):
-        places = torch.arange(3) * SIZE + column
-        found[:, column] = torch.stack(
-            [grid(left[row, column], int(places[row])) for row in range(3)]
-        )
-        error = (left[:, column] - found[:, column]) / upper[column, column]
-        left[:, column:] -= error[:, None] * upper[column, column:]
-    torch.testing.assert_close(together, found)
-
-
-def test_without_coupling_gptq_rounds_to_the_nearest():
-    weights, _ = quadratic(7)
-    grid = RowGrids([weights[None]], 3)
-    assert torch.equal(
-        gptq(weights, torch.diag(torch.rand(SIZE, dtype=torch.float64) + 1), grid),
-        grid(weights),
-    )

@@ -222,13 +222,24 @@ def test_a_head_is_rows_of_three_weights_and_columns_of_one():
     )
 
 
+def grid_of(held, levels):
+    """Return the distance of the levels of every row, and the level of zero."""
+    low = held.min(1, keepdim=True).values.clamp(max=0)
+    high = held.max(1, keepdim=True).values.clamp(min=0)
+    scale = (high - low) / levels
+    return scale, (-low / scale).round()
+
+
+def on_grid(values, scale, zero, levels):
+    """Return the nearest levels."""
+    return ((values / scale).round() + zero).clamp(0, levels).sub(zero) * scale
+
+
 def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network():
     problem, found = measured("quantisation", HEADS, ["W_V"], bits=[3])
     held = problem.weight(1, "W_V").detach()
-    low, high = held.min(1).values.clamp(max=0), held.max(1).values.clamp(min=0)
-    scale = ((high - low) / 7)[:, None]
-    zero = (-low[:, None] / scale).round()
-    nearest = ((held / scale).round() + zero).clamp(0, 7).sub(zero) * scale
+    scale, zero = grid_of(held, 7)
+    nearest = on_grid(held, scale, zero, 7)
     (given,) = values(found, "nearest_increase")
     assert given == pytest.approx(rises(problem, "W_V", [nearest])[0], abs=1e-12)
 
@@ -238,10 +249,7 @@ def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network(
     rounded = torch.zeros(held.numel(), dtype=torch.float64)
     scales, zeros = scale.expand_as(held).flatten(), zero.expand_as(held).flatten()
     for place in range(len(left)):
-        level = ((left[place] / scales[place]).round() + zeros[place]).clamp(
-            0, 7
-        ) - zeros[place]
-        rounded[place] = level * scales[place]
+        rounded[place] = on_grid(left[place], scales[place], zeros[place], 7)
         left -= (left[place] - rounded[place]) / upper[place, place] * upper[place]
     (given,) = values(found, "gptq_gauss_newton_increase")
     assert given == pytest.approx(
@@ -268,18 +276,15 @@ def test_gptq_of_inputs_is_that_of_the_inputs_second_moment():
     handle.remove()
     gram = seen[-1].T @ seen[-1]
     held = problem.weight(1, "W_in").detach()
-    low, high = held.min(1).values.clamp(max=0), held.max(1).values.clamp(min=0)
-    scale = (high - low) / 15
+    scale, zero = grid_of(held, 15)
     upper = torch.linalg.cholesky(torch.linalg.inv(damped(gram))).T
-    zero = (-low / scale).round()
     left = held.clone()
     rounded = torch.zeros_like(held)
     for column in range(held.shape[1]):
-        rounded[:, column] = ((left[:, column] / scale).round() + zero).clamp(
-            0, 15
-        ).sub(zero) * scale
-        error = (left[:, column] - rounded[:, column]) / upper[column, column]
-        left[:, column:] -= error[:, None] * upper[column, column:]
+        one = left[:, column : column + 1]
+        rounded[:, column : column + 1] = on_grid(one, scale, zero, 15)
+        error = (one - rounded[:, column : column + 1]) / upper[column, column]
+        left[:, column:] -= error * upper[column, column:]
     (given,) = values(found, f"gptq_{Surrogate.inputs}_increase")
     assert given == pytest.approx(rises(problem, "W_in", [rounded])[0], abs=1e-10)
 
@@ -363,11 +368,7 @@ def test_predictions_of_rounding_are_those_of_dense_matrices():
         loss_of(moving).backward()
     for name in names:
         held, matrix = problem.weight(1, name).detach(), oracle[name, name]
-        low = held.min(dim=1).values.clamp(max=0)
-        high = held.max(dim=1).values.clamp(min=0)
-        scale = ((high - low) / 7)[:, None]
-        zero = (-low / ((high - low) / 7)).round()[:, None]
-        rounded = scale * (((held / scale).round() + zero).clamp(0, 7) - zero)
+        rounded = on_grid(held, *grid_of(held, 7), 7)
         step = (rounded - held).flatten()
         (rise,) = rises(problem, name, [rounded])
         bent, mean = float(step @ matrix @ step) / 2, float(step.square().mean())

@@ -152,25 +152,6 @@ def test_densities_alone_show_what_the_steps_miss(tmp_path):
     assert np.abs(half.get_ydata()).max() > 0
 
 
-@pytest.mark.long
-def test_eigenvalues_alone_need_no_density(tmp_path):
-    found = suffixes(drawn("spectra", stored(tmp_path, densities=False), part="H_o"))
-    # No page for the errors of one.
-    assert found == ["_all1", "_all1_density", "_weights", "_densities", "_table"]
-
-
-def test_panels_of_weights_can_be_picked(tmp_path):
-    every, some = (
-        drawn("spectra", stored(tmp_path), **options)
-        for options in ({}, {"weights": ["W_V"]})
-    )
-    rows = [
-        {panel.partition(":")[0] for page in pages[3:] for panel in page.panels}
-        for pages in (every, some)
-    ]
-    assert "W_Q1" in rows[0] and rows[1] == {"table"}
-
-
 def test_the_table_holds_means_and_errors(tmp_path):
     table = drawn("spectra", stored(tmp_path))[-1]
     written = texts_of(table.figure.axes[0].texts)
