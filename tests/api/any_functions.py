@@ -512,42 +512,7 @@ def gradient_penalty():
     return mlp(4, 6, 1), torch.randn(5, 4).requires_grad_(), loss
 
 
-@case
-def penalty_of_per_sample_gradients():
-    def loss(network, batch):
-        x, y = batch
-
-        def of_one(at, a, b):
-            return (torch.func.functional_call(network, at, (a,)) - b).square().sum()
-
-        at = dict(network.named_parameters())
-        slopes = torch.func.vmap(torch.func.grad(of_one), (None, 0, 0))(at, x, y)
-        return F.mse_loss(network(x), y) + 0.01 * sum(
-            one.square().mean() for one in slopes.values()
-        )
-
-    return mlp(3, 3, 2), (torch.randn(4, 3), torch.randn(4, 2)), loss
-
-
 # Further functions
-
-
-@case
-def two_networks_against_each_other():
-    network = nn.ModuleDict({"maker": mlp(2, 4, 3), "judge": mlp(3, 4, 1)})
-
-    def loss(network, batch):
-        fake = network["maker"](batch["noise"])
-        return (
-            F.softplus(network["judge"](fake)).mean()
-            + F.softplus(-network["judge"](batch["real"])).mean()
-        )
-
-    return (
-        network,
-        {"noise": torch.randn(5, 2), "real": torch.randn(5, 3), "tags": {"epoch": 3}},
-        loss,
-    )
 
 
 class Centres(nn.Module):

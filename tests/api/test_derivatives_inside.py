@@ -75,18 +75,7 @@ class InnerStep(Body):
         return hidden @ (last.weight - 0.1 * slope).T + last.bias
 
 
-class Equilibrium(Body):
-    """A fixed point by gradient steps on an energy of hidden numbers."""
-
-    def forward(self, x):
-        z = torch.zeros_like(x, requires_grad=True)
-        for _ in range(2):
-            energy = self.net(x + z).square().sum() + z.square().sum()
-            z = z - 0.1 * torch.autograd.grad(energy, z, create_graph=True)[0]
-        return self.net(z)
-
-
-KINDS = [Residual, Forces, Functional, Forward, Penalised, InnerStep, Equilibrium]
+KINDS = [Residual, Forces, Functional, Forward, Penalised, InnerStep]
 
 
 def problem_of(kind):

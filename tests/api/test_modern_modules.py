@@ -5,7 +5,9 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -184,7 +186,6 @@ def convolutional():
 
 NETWORKS = {
     "silu": lambda: Around(nn.SiLU()),
-    "mish": lambda: Around(nn.Mish()),
     "gelu": lambda: Around(nn.GELU()),
     "swiglu": lambda: Around(SwiGLU()),
     "rms norm": lambda: Around(nn.RMSNorm(WIDTH)),
@@ -203,8 +204,6 @@ NETWORKS = {
     "encoder layer, pre-norm": lambda: encoder(norm_first=True, activation="gelu"),
     "applied twice": lambda: Around(Twice(names=1)),
     "two names": lambda: Around(Twice(names=2)),
-    "two names with silu": lambda: Around(nn.Sequential(Twice(names=2), nn.SiLU())),
-    "tied": lambda: Around(Tied()),
     "tied with silu": lambda: Around(nn.Sequential(Tied(), nn.SiLU())),
     "lstm": lambda: recurrent(nn.LSTM),
     "gru": lambda: recurrent(nn.GRU),
@@ -263,66 +262,34 @@ def measure(problem, **settings):
 @pytest.mark.long
 def test_every_part_is_that_of_dense_double_backward(name):
     problem = problem_of(name)
-    names = [path for path, _ in problem.network.named_parameters()]
-    before = {id(p) for p in problem.network.parameters()}
-    dense = truth_of(problem, names)
-    size = dense[Part.H].norm().item()
-    exact = measure(
-        problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="dense"
-    )
-    probed = measure(
-        problem,
-        blocks=["all"],
-        quantities=["frobenius", "trace"],
-        estimator="hutchinson",
-        num_probes=16,
-    )
-    for part, matrix in dense.items():
-        truth = {"frobenius": matrix.norm().item(), "trace": matrix.trace().item()}
-        for row in exact[exact["part"] == part].itertuples():
-            assert row.value == pytest.approx(
-                truth[row.quantity], rel=1e-10, abs=1e-10 * size
-            ), row
-        for row in probed[probed["part"] == part].itertuples():
-            assert (
-                abs(row.value - truth[row.quantity]) <= 3 * row.error + 1e-10 * size
-            ), row
-    assert {id(p) for p in problem.network.parameters()} == before
+    before = dict(problem.network.named_parameters())
+    dense = truth_of(problem, [*before])
+    asked = {"blocks": ["all"], "quantities": ["frobenius", "trace"]}
+    exact = measure(problem, **asked, estimator="dense")
+    probed = measure(problem, **asked, estimator="hutchinson", num_probes=16)
+    size = float(dense[Part.H].norm())
+    for row in pd.concat([exact, probed]).itertuples():
+        matrix = dense[Part(row.part)]
+        truth = float(matrix.norm() if row.quantity == "frobenius" else matrix.trace())
+        allowed = 3 * row.error if row.estimator == "hutchinson" else 0.0
+        assert abs(row.value - truth) <= allowed + 1e-10 * size, row
+    for name, one in problem.network.named_parameters():
+        assert one is before[name]
 
 
 QUANTITIES = {
-    "spectrum": "dense",
-    "hessian": "dense",
-    "largest_eigenvalue": "dense",
-    "smallest_eigenvalue": "dense",
-    "density": "auto",
-    "gradient_norm": "auto",
-    "weight_norm": "auto",
-    "loss": "auto",
-    "gradient_covariance": "auto",
-    "stationarity": "auto",
-    "landscape_difference": "auto",
-    "landscape_integrals": "auto",
+    **dict.fromkeys(("spectrum", "hessian", "largest_eigenvalue"), "dense"),
+    **dict.fromkeys(("density", "gradient_norm", "weight_norm", "loss"), "auto"),
+    **dict.fromkeys(("gradient_covariance", "stationarity"), "auto"),
+    **dict.fromkeys(("landscape_difference", "landscape_integrals"), "auto"),
     "hessian_distance": "hutchinson",
 }
-
-
+WALKS = ("stationarity", "landscape_difference")
 PAIRS = [
-    *(("silu", quantity) for quantity in QUANTITIES),
-    *(
-        ("two names", quantity)
-        for quantity in (
-            "hessian",
-            "gradient_norm",
-            "stationarity",
-            "landscape_difference",
-        )
-    ),
-    *(
-        ("steered by data", quantity)
-        for quantity in ("spectrum", "stationarity", "landscape_difference")
-    ),
-    *(("lstm", quantity) for quantity in ("stationarity", "landscape_difference")),
+    *product(["silu"], QUANTITIES),
+    *product(["two names"], ("hessian", "gradient_norm", *WALKS)),
+    *product(["steered by data"], ("spectrum", *WALKS)),
+    *product(["lstm"], WALKS),
 ]
 
 
@@ -383,23 +350,6 @@ def test_gradients_of_single_samples_are_those_one_by_one():
         assert square == pytest.approx(table["value"][0] ** 2, rel=1e-10)
 
 
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.square()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, slope):
-        return 2 * ctx.saved_tensors[0] * slope
-
-
-class OnlyOnce(nn.Module):
-    def forward(self, x):
-        return Once.apply(x)
-
-
 class Flash(nn.Module):
     """An attention that insists on a kernel without a second derivative."""
 
@@ -411,13 +361,9 @@ class Flash(nn.Module):
             return F.scaled_dot_product_attention(q, q, q)[:, 0]
 
 
-@pytest.mark.parametrize("inner", [OnlyOnce, Flash])
-def test_what_cannot_be_differentiated_twice_is_refused_by_name(inner):
-    problem = hessfig.Problem(
-        Around(inner()),
-        torch.randn(2, LENGTH, 2),
-        torch.zeros(2, LENGTH, dtype=torch.long),
-    )
+def test_what_cannot_be_differentiated_twice_is_refused_by_name():
+    targets = torch.zeros(2, LENGTH, dtype=torch.long)
+    problem = hessfig.Problem(Around(Flash()), torch.randn(2, LENGTH, 2), targets)
     with pytest.raises(UserError, match="cannot be differentiated twice") as caught:
         hessfig.measure(problem, blocks="first.weight")
     assert caught.value.got and caught.value.allowed and caught.value.remedy

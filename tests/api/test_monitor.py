@@ -342,12 +342,6 @@ def test_one_process_of_several_measures(tmp_path, monkeypatch):
     assert not (tmp_path / "mine").exists()
 
 
-def test_repeated_and_skipped_steps_are_not_measured(tmp_path):
-    watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
-    assert [*watch(0)] == ["loss"]
-    assert watch(0) == watch(1) == {} and [*watch(3)] == ["loss"]
-
-
 class Grows(nn.Module):
     """A network whose parameters may be replaced."""
 

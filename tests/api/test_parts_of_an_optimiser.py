@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import hessfig
 from hessfig.errors import UserError
 from tests.daily import daily
+from tests.double_backward import hessian
 
 LR, FIRST, SECOND = 1e-2, 0.9, 0.999
 
@@ -70,27 +71,19 @@ def true_length(net, optimiser):
     """Return how far the optimiser itself moves the network."""
     before = [one.detach().clone() for one in net.parameters()]
     trained(net, optimiser, 1)
-    moved = [
-        after.detach() - one
-        for after, one in zip(net.parameters(), before, strict=True)
-    ]
-    return float(torch.cat([one.flatten() for one in moved]).norm())
+    before = nn.utils.parameters_to_vector(before)
+    return float((nn.utils.parameters_to_vector(net.parameters()) - before).norm())
 
 
 def true_eigenvalue(net, optimiser):
     """Return the largest eigenvalue of P^-1/2 H P^-1/2 in the parameters that the optimiser holds."""
     held = [one for group in optimiser.param_groups for one in group["params"]]
     inputs, targets = data()
-    slopes = torch.autograd.grad(
-        F.cross_entropy(net(inputs), targets), held, create_graph=True
-    )
-    flat = torch.cat([one.flatten() for one in slopes])
-    rows = [torch.autograd.grad(entry, held, retain_graph=True) for entry in flat]
-    hessian = torch.stack([torch.cat([one.flatten() for one in row]) for row in rows])
+    H = hessian(lambda: F.cross_entropy(net(inputs), targets), held)
     roots = torch.cat(
         [scale_of(optimiser.state[one], one).flatten().rsqrt() for one in held]
     )
-    return float(torch.linalg.eigvalsh(roots[:, None] * hessian * roots)[-1])
+    return float(torch.linalg.eigvalsh(roots[:, None] * H * roots)[-1])
 
 
 def scale_of(state, like):
@@ -203,24 +196,3 @@ def test_an_optimiser_of_another_network_is_refused(tmp_path):
     other = torch.optim.AdamW(network().parameters(), lr=LR)
     with pytest.raises(UserError, match="contains none of the network's parameters"):
         watched(network(), other, tmp_path / "mine")(0)
-
-
-def test_approximations_along_a_training_are_those_at_its_weights(tmp_path):
-    net = network()
-    optimiser = OPTIMISERS["adamw"](list(net.parameters()))
-    trained(net, optimiser, 3)
-    monitor = watched(
-        net,
-        optimiser,
-        tmp_path / "mine",
-        quantities=["approximations"],
-        blocks=["0.weight"],
-    )
-    values = monitor(3)
-    monitor.close()
-    problem = hessfig.Problem(net, *data(), "cross_entropy")
-    table = hessfig.measure(problem, blocks=["0.weight"], quantities=["approximations"])
-    same = table[table["quantity"] == "kfac_error"].set_index("part")["value"]
-    assert "H" in same
-    for part, value in same[["H"]].items():
-        assert values[f"kfac_error/0.weight/{part}"] == pytest.approx(value, rel=1e-9)

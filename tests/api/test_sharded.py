@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessfig
@@ -42,52 +40,39 @@ REFUSED = {
     "bfloat16": ("cannot be moved by small steps", "torch.bfloat16: 0.weight"),
 }
 TABLES = ["table:mlp:layers:0.bias:2.bias", "table:tied:root:norm.weight"]
+
+
+def products(*networks, end=""):
+    return [f"products:{name}{end}" for name in networks]
+
+
+def planned(kind):
+    """Return the cases of a kind, each with its number of ranks."""
+    every = [(size, case) for size, cases in PLAN.items() for case in cases]
+    return [(size, case) for size, case in every if case.startswith(f"{kind}:")]
+
+
+MONITOR = "monitor:mlp:layers"
 PLAN = {
     1: [
-        "products:mlp:layers",
-        "products:llama:root",
-        "products:experts:layers",
-        "probes",
-        TABLES[0],
+        *products("mlp:layers", "llama:root", "experts:layers"),
+        *("probes", TABLES[0], MONITOR),
     ],
     2: [
-        *(f"products:{name}" for name in ranks.NETWORKS),
-        *TABLES,
-        "probes",
-        "own_batches",
+        *products(*ranks.NETWORKS),
+        *products(*ranks.NETWORKS, end=":H_o"),
+        # H - H_o, whatever the network.
+        *products(*ranks.NETWORKS[::4], end=":H_f"),
+        *products(*ranks.NETWORKS[::7], end=":H:float32"),
+        *products(*ranks.NETWORKS[::7], end=":H_f:float32"),
+        # Its encoder layer has ReLUs in one kernel with other operations, if without gradients.
+        *products(*ranks.NETWORKS[::7], "encoder:layers", end=":H_o:float32"),
+        *("probes", "own_batches", *TABLES),
+        *(MONITOR, "monitor:llama:layers", "monitor_refused"),
+        *(f"refused:{kind}" for kind in REFUSED),
     ],
-    4: [
-        "products:mlp:layers",
-        "products:scalar:root",
-        "products:llama:tensor",
-        "probes",
-    ],
+    4: [*products("mlp:layers", "scalar:root", "llama:tensor"), *("probes", MONITOR)],
 }
-PLAN[2] += [f"products:{name}:H_o" for name in ranks.NETWORKS]
-# H - H_o, whatever the network.
-PLAN[2] += [f"products:{name}:H_f" for name in ranks.NETWORKS[::4]]
-PLAN[2] += [
-    f"products:{name}:{part}:float32"
-    for name in ranks.NETWORKS[::7]
-    for part in ("H", "H_o", "H_f")
-]
-# Its encoder layer has ReLUs in one kernel with other operations, if without gradients.
-PLAN[2] += ["products:encoder:layers:H_o:float32"]
-PLAN[2] += [f"refused:{kind}" for kind in REFUSED]
-MONITORED = [(size, "monitor:mlp:layers") for size in PLAN] + [
-    (2, "monitor:llama:layers")
-]
-for size, case in MONITORED:
-    PLAN[size] += [case]
-PLAN[2] += ["monitor_refused"]
-PRODUCTS = [
-    (size, case)
-    for size, cases in PLAN.items()
-    for case in cases
-    if case.startswith("products")
-]
-Batch = tuple[Tensor, Tensor]
-Found = dict[tuple[str, int], list[dict[str, Any]]]
 
 # Seconds without a case that ends, after which the processes are taken to hang: a limit
 # of all cases would depend on what else the processors do.
@@ -141,89 +126,72 @@ def found(tmp_path_factory):
     return launched(tmp_path_factory.mktemp("ranks"), PLAN)
 
 
+def trained(net):
+    return {name: one for name, one in net.named_parameters() if one.requires_grad}
+
+
+def flat(pieces):
+    return torch.cat([one.flatten() for one in pieces])
+
+
 def product(net, part, vector, pairs):
-    """Return the product of a part with a vector by parameter, by plain double backward; pairs of weight and batch."""
-    named = {name: one for name, one in net.named_parameters() if one.requires_grad}
-    weights, total = [*named.values()], sum(weight for weight, _ in pairs)
-    found = {name: torch.zeros_like(one) for name, one in named.items()}
+    """Return the product of a part with a vector by plain double backward; pairs of weight and batch."""
+    at, total, found = [*trained(net).values()], sum(weight for weight, _ in pairs), 0
     for weight, batch in pairs:
         with sdpa_kernel(SDPBackend.MATH):
             outputs = ranks.outputs_of(net, batch)
-            whole = _along(ranks.loss_of(outputs, batch), weights, [*vector.values()])
+            slope = flat(
+                torch.autograd.grad(
+                    ranks.loss_of(outputs, batch), at, create_graph=True
+                )
+            )
+            whole = flat(torch.autograd.grad(slope @ vector, at, retain_graph=True))
+            # J v is the derivative in u of v . J^T u.
+            u = torch.zeros_like(outputs, requires_grad=True)
+            pulled = flat(torch.autograd.grad(outputs, at, u, create_graph=True))
+            (pushed,) = torch.autograd.grad(pulled @ vector, u, retain_graph=True)
             leaf = outputs.detach().requires_grad_()
-            (curved,) = _along(
-                ranks.loss_of(leaf, batch),
-                [leaf],
-                [_pushed(outputs, weights, [*vector.values()])],
+            (bent,) = torch.autograd.grad(
+                ranks.loss_of(leaf, batch), leaf, create_graph=True
             )
-            outer = torch.autograd.grad(outputs, weights, curved)
-        for name, one, other in zip(named, whole, outer, strict=True):
-            found[name] += (
-                weight / total * {"H": one, "H_o": other, "H_f": one - other}[part]
-            )
+            (curved,) = torch.autograd.grad(bent, leaf, pushed)
+            outer = flat(torch.autograd.grad(outputs, at, curved))
+        parts = {"H": whole, "H_o": outer, "H_f": whole - outer}
+        found = found + weight / total * parts[part]
     return found
 
 
-def _along(value, at, vectors):
-    """Return the Hessian of a value times vectors."""
-    slopes = torch.autograd.grad(value, at, create_graph=True)
-    slope = torch.stack(
-        [(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]
-    ).sum()
-    return torch.autograd.grad(slope, at, retain_graph=True)
+def dense(net, part, pairs, block=None):
+    """Return a part, or its block of one parameter."""
+    numbers = {name: torch.full_like(one, False) for name, one in trained(net).items()}
+    for name, one in numbers.items():
+        one.fill_(block in (None, name))
+    chosen = flat(numbers.values()).bool()
+    rows = []
+    for unit in torch.eye(len(chosen), dtype=torch.float64)[chosen]:
+        rows.append(product(net, part, unit, pairs)[chosen])
+    return torch.stack(rows)
 
 
-def _pushed(outputs, weights, vectors):
-    """Return J v, the derivative in u of v . J^T u."""
-    cotangent = torch.zeros_like(outputs, requires_grad=True)
-    slopes = torch.autograd.grad(outputs, weights, cotangent, create_graph=True)
-    slope = torch.stack(
-        [(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]
-    ).sum()
-    return torch.autograd.grad(slope, cotangent, retain_graph=True)[0]
-
-
-def dense(kind, block, part):
-    """Return a block of one parameter."""
-    net = ranks.network(kind)
-    zeros = {
-        name: torch.zeros_like(one)
-        for name, one in net.named_parameters()
-        if one.requires_grad
-    }
-    pairs = [(1.0, batch) for batch in ranks.batches(kind)]
-    units = torch.eye(zeros[block].numel()).double().view(-1, *zeros[block].shape)
-    return torch.stack(
-        [
-            product(net, part, {**zeros, block: unit}, pairs)[block].flatten()
-            for unit in units
-        ]
-    )
-
-
-@pytest.mark.parametrize(("size", "case"), PRODUCTS)
+@pytest.mark.parametrize(("size", "case"), planned("products"))
 def test_products_are_those_of_one_process(found, size, case):
     _, kind, how, *parts = case.split(":")
     net = ranks.network(kind, how)
     pairs = [(1.0, batch) for batch in ranks.batches(kind)]
-    expected = product(net, parts[0] if parts else "H", ranks.vector_of(net), pairs)
-    whole = torch.cat([one.flatten() for one in expected.values()]).norm()
+    vector = flat(ranks.vector_of(net).values())
+    expected = product(net, parts[0] if parts else "H", vector, pairs)
     # The norms of Llama and Mixtral compute in float32, whatever the type of the
     # parameters.
     most = 2 * 2.0**-12 if kind in ("llama", "mixtral") or "float32" in parts else 1e-6
     assert len(found[case, size]) == size
     for seen in found[case, size]:
-        errors = {
-            name: (
-                torch.tensor(seen["product"][name], dtype=torch.float64) - one
-            ).norm()
-            for name, one in expected.items()
-        }
         assert seen == found[case, size][0]
-        assert seen["product"].keys() == expected.keys()
-        assert (
-            torch.stack([*errors.values()]).norm() <= seen["error"] <= most * whole
-        ), (errors, seen["error"])
+        assert [*seen["product"]] == [*trained(net)]
+        product_of_ranks = flat(
+            torch.tensor(one, dtype=torch.float64) for one in seen["product"].values()
+        )
+        off = (product_of_ranks - expected).norm()
+        assert off <= seen["error"] <= most * expected.norm()
 
 
 def test_probes_have_the_same_bits_for_any_number_of_ranks(found):
@@ -242,8 +210,10 @@ def test_numbers_are_those_of_the_dense_hessian(found, case, size):
         (row, part, quantity): rest
         for row, part, quantity, *rest in found[case, size][0]["rows"]
     }
+    net = ranks.network(kind)
+    pairs = [(1.0, batch) for batch in ranks.batches(kind)]
     for block, part in itertools.product(blocks, ("H", "H_o", "H_f")):
-        matrix = dense(kind, block, part)
+        matrix = dense(net, part, pairs, block)
         # H_f of the last bias: products are the rounding of H and H_o.
         if matrix.norm() < 1e-14:
             assert all(
@@ -273,18 +243,10 @@ def test_numbers_are_those_of_the_dense_hessian(found, case, size):
 @pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
 def test_every_rank_may_have_batches_of_its_own(found, part):
     net = ranks.network("mlp")
-    weighted = [
-        zip((1.0, 2.0 + rank), ranks.batches("mlp", rank), strict=True)
-        for rank in range(2)
-    ]
-    pairs = [*itertools.chain(*weighted)]
-    zeros = {name: torch.zeros_like(one) for name, one in net.named_parameters()}
-    rows = []
-    for name, one in zeros.items():
-        for unit in torch.eye(one.numel()).double().view(-1, *one.shape):
-            column = product(net, part, {**zeros, name: unit}, pairs)
-            rows.append(torch.cat([each.flatten() for each in column.values()]))
-    largest = float(torch.linalg.eigvalsh(torch.stack(rows))[-1])
+    pairs = []
+    for rank in range(2):
+        pairs += zip((1.0, 2.0 + rank), ranks.batches("mlp", rank), strict=True)
+    largest = float(torch.linalg.eigvalsh(dense(net, part, pairs))[-1])
     for seen in found["own_batches", 2]:
         assert seen[part] == pytest.approx(largest, rel=1e-6)
 
@@ -297,7 +259,7 @@ def test_what_is_refused_is_refused_by_name_on_every_rank(found, kind):
         assert seen["seconds"] < 60
 
 
-@pytest.mark.parametrize(("size", "case"), MONITORED)
+@pytest.mark.parametrize(("size", "case"), planned("monitor"))
 def test_a_monitor_measures_on_all_ranks_and_leaves_the_training_as_it_was(
     found, size, case
 ):

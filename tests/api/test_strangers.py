@@ -195,18 +195,11 @@ def test_a_loss_without_a_second_derivative_has_differences():
 
 
 def test_products_by_name():
-    values = {
-        name: norm(plain(), products=name)
-        for name in ("auto", "curvlinops", "differences")
-    }
-    assert values == pytest.approx(
-        dict.fromkeys(values, float(truth().norm())), rel=1e-8
-    )
+    values = {}
+    for name in ("auto", "curvlinops", "differences"):
+        values[name] = norm(plain(), products=name)
+        assert values[name] == pytest.approx(float(truth().norm()), rel=1e-8)
     assert values["auto"] != values["differences"]
-    assert (
-        hessfig.Measure(products="differences").config().estimator.products
-        == "differences"
-    )
     with pytest.raises(UserError, match="allowed: auto, curvlinops, differences"):
         norm(plain(), products="linearised")
     with pytest.raises(UserError, match="this number would not state the error"):
@@ -229,8 +222,6 @@ class Scaled(nn.Embedding):
 
 IDS = torch.tensor([[1, 0], [2, 3], [0, 0], [4, 1], [3, 2], [1, 1]])
 EMBEDDINGS = {
-    "sparse": lambda: nn.Embedding(5, 3, sparse=True),
-    "padded": lambda: nn.Embedding(5, 3, padding_idx=1),
     "sparse and padded": lambda: nn.Embedding(5, 3, padding_idx=1, sparse=True),
     "from weights": lambda: nn.Embedding.from_pretrained(
         torch.randn(5, 3), freeze=False, padding_idx=2, sparse=True
@@ -240,7 +231,6 @@ EMBEDDINGS = {
 }
 BAGS = {
     "sparse sum": lambda: nn.EmbeddingBag(5, 3, mode="sum", sparse=True),
-    "sparse mean": lambda: nn.EmbeddingBag(5, 3, sparse=True),
     "padded mean": lambda: nn.EmbeddingBag(5, 3, padding_idx=1),
     "sparse and padded": lambda: nn.EmbeddingBag(
         5, 3, mode="sum", padding_idx=1, sparse=True

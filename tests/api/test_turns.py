@@ -17,8 +17,6 @@ from torch import Tensor, nn
 import hessfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.block_operator import Entries
-from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
 from hessfig.rng import TURN
 from hessfig.terms import Part
@@ -135,8 +133,6 @@ USES = {
     "one operator": (one_operator, 8),
     "measure": (measured, 2),
     "own columns": (of_columns(_own), 8),
-    "curvlinops": (of_columns(lambda one: ColumnOperator(one, 0, "all", ROWS)), 2),
-    "differences": (of_columns(lambda one: DifferencedColumn(one, 0, "all", ROWS)), 2),
 }
 
 
