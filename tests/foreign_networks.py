@@ -129,7 +129,8 @@ def dense_parts(problem, names):
     network = problem.network
     x = problem.inputs
     y = problem.targets
-    assert isinstance(x, Tensor) and isinstance(y, Tensor)
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
     at = [
         network.get_parameter(name).detach().clone().requires_grad_() for name in names
     ]

@@ -80,7 +80,8 @@ def proximal_at_its_centre(real):
 
 
 def activation_by_hook(real):
-    n, kept = net(real), dict[str, Tensor]()
+    n = net(real)
+    kept = dict[str, Tensor]()
     n[1].register_forward_hook(lambda m, i, o: kept.update(h=o))
     return of(n, real, lambda out, y: ce(out, y) + kept["h"].pow(2).mean())
 
@@ -118,7 +119,8 @@ class OwnLoss(nn.Module):
         self.centre = [p.detach().clone() for p in self.body.parameters()]
 
     def forward(self, x, labels):
-        logits, loss = self.body(x), 0.0
+        logits = self.body(x)
+        loss = 0.0
         if self.penalty == "proximal":
             pairs = zip(self.body.parameters(), self.centre, strict=True)
             loss = 0.5 * sum((p - c.to(p)).square().sum() for p, c in pairs)
@@ -275,7 +277,8 @@ def padding_word(real):
     with torch.no_grad():
         n[0].weight.normal_()
     words = torch.tensor([[0, 1], [2, 0], [3, 4], [0, 0]])
-    y, free = torch.tensor([0, 2, 1, 1]), nn.Sequential(nn.Embedding(5, 4), *n[1:])
+    y = torch.tensor([0, 2, 1, 1])
+    free = nn.Sequential(nn.Embedding(5, 4), *n[1:])
     free[0].weight = n[0].weight
     return Odd(n, lambda: ce(free(words), y), words, y)
 
@@ -350,31 +353,30 @@ def recurrent(real):
 RIGHT = {
     one.__name__: one
     for one in (
-        *(decay, decay_of_kept_parameters, proximal_at_its_centre),
-        *(
-            activation_by_hook,
-            activation_in_attribute,
-            attribute_after_a_run,
-            gain_by_hook,
-            gain_by_wrapped_forward,
-        ),
-        *(
-            lambda_attribute,
-            captured_parameter,
-            method_of_another_module,
-            memo,
-            complex_buffer,
-            gradient_masks,
-        ),
-        *(
-            loss_with_own_parameter,
-            loss_with_the_networks_parameter,
-            module_under_two_names,
-            padding_word,
-            pruned,
-        ),
-        *(spectrally_normalised, moving_statistics, batches_with_a_penalty),
-        *(raw_outputs_and_weights, recurrent),
+        decay,
+        decay_of_kept_parameters,
+        proximal_at_its_centre,
+        activation_by_hook,
+        activation_in_attribute,
+        attribute_after_a_run,
+        gain_by_hook,
+        gain_by_wrapped_forward,
+        lambda_attribute,
+        captured_parameter,
+        method_of_another_module,
+        memo,
+        complex_buffer,
+        gradient_masks,
+        loss_with_own_parameter,
+        loss_with_the_networks_parameter,
+        module_under_two_names,
+        padding_word,
+        pruned,
+        spectrally_normalised,
+        moving_statistics,
+        batches_with_a_penalty,
+        raw_outputs_and_weights,
+        recurrent,
     )
 } | {
     f"own_loss_{penalty}": partial(own_loss, penalty)

@@ -15,7 +15,9 @@ from hessfig.verbs import VERBS, Verb
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *("README.md", "SECURITY.md", "CHANGELOG.md"),
+    "README.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
     *sorted(f"{path.relative_to(ROOT)}" for path in ROOT.glob("docs/**/*.md")),
 ]
 BLOCK = re.compile(
@@ -153,7 +155,8 @@ def _hessfig(words: list[str]) -> None:
     if not words or words == ["--help"]:
         return
     assert words[0] in VERBS, f"there is no verb {words[0]}"
-    verb, rest = VERBS[words[0]], [_filled(word) for word in words[1:]]
+    verb = VERBS[words[0]]
+    rest = [_filled(word) for word in words[1:]]
     (_composed if verb.composed else _plain)(verb, rest)
 
 
@@ -247,7 +250,5 @@ def _pip(words: list[str]) -> None:
 
 
 def _activate(words: list[str]) -> None:
-    assert (
-        words == [".venv/bin/activate"]
-        and "VENV := .venv\n" in (ROOT / "Makefile").read_text()
-    )
+    assert words == [".venv/bin/activate"]
+    assert "VENV := .venv\n" in (ROOT / "Makefile").read_text()

@@ -105,7 +105,8 @@ def _script(
 
 def once(run: Callable[[Path], T], folder: Path) -> T:
     """Return what `run` leaves behind in `folder`; of several processes that ask, the first runs it."""
-    begun, ended = folder.with_suffix(".begun"), folder.with_suffix(".ended")
+    begun = folder.with_suffix(".begun")
+    ended = folder.with_suffix(".ended")
     try:
         begun.touch(exist_ok=False)
     except FileExistsError:
@@ -189,7 +190,8 @@ def _stop(
     folder: Path, number: signal.Signals, delay: float, *settings: str, group: bool
 ) -> int:
     """Start a run, let it finish a cell, wait `delay` seconds, and send the signal; return its exit code."""
-    before, run = len(cell_files(folder)), _started(folder, *settings)
+    before = len(cell_files(folder))
+    run = _started(folder, *settings)
     deadline = time.monotonic() + 120
     while (
         len(cell_files(folder)) == before

@@ -22,18 +22,22 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "hessfig").rglob("*.py"))
 # Arrows point from right to left: a room may use those before it.
 MEASURING = (
-    *(
-        "errors",
-        "terms",
-        "weights",
-        "record",
-        "row_facts",
-        "registry",
-        "files",
-        "register",
-        "rng",
-    ),
-    *("curvature", "config", "tasks", "models", "states", "measurements", "sweep"),
+    "errors",
+    "terms",
+    "weights",
+    "record",
+    "row_facts",
+    "registry",
+    "files",
+    "register",
+    "rng",
+    "curvature",
+    "config",
+    "tasks",
+    "models",
+    "states",
+    "measurements",
+    "sweep",
 )
 VOCABULARY = MEASURING[: MEASURING.index("rng")]
 READING = ("analysis", "figures", "report")
@@ -59,7 +63,8 @@ DOORS = {
     "transformer_lens": ("hessfig.models.",),
     "transformers": (
         "hessfig.models.stored.architectures",
-        *("hessfig.models.stored.loaded_model", "hessfig.models.stored.tokenizer"),
+        "hessfig.models.stored.loaded_model",
+        "hessfig.models.stored.tokenizer",
         "hessfig.models.stored.lens_registry",
         "hessfig.integrations.transformers",
     ),
@@ -71,10 +76,15 @@ DOORS = {
     "jinja2": ("hessfig.report.page",),
     "tueplots": ("hessfig.figures.parts.page",),
 }
-MOST_FILES, MOST_TOKENS = 20, 4200
+MOST_FILES = 20
+MOST_TOKENS = 4200
 LAYOUT = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),
-    *(tokenize.DEDENT, tokenize.ENDMARKER),
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
 }
 MACHINE = re.compile(
     "/"
@@ -163,7 +173,8 @@ def broken(is_allowed):
 
 def test_arrows_of_the_measuring_wing_point_one_way():
     def is_allowed(module, imported):
-        wing, target = wing_of(module), wing_of(imported)
+        wing = wing_of(module)
+        target = wing_of(imported)
         if wing not in MEASURING:
             return True
         backwards = target in MEASURING and MEASURING.index(target) > MEASURING.index(
@@ -182,7 +193,8 @@ def test_arrows_of_the_measuring_wing_point_one_way():
 
 def test_the_reading_wing_needs_only_the_table():
     def is_allowed(module, imported):
-        wing, target = wing_of(module), wing_of(imported)
+        wing = wing_of(module)
+        target = wing_of(imported)
         if wing not in READING:
             return True
         later = READING[READING.index(wing) + 1 :]
@@ -249,10 +261,8 @@ def test_studies_can_be_taken_out():
 
 def test_every_study_names_a_page_that_is_there():
     pages = {name: study.page for name, study in study_records().items()}
-    assert (
-        len(pages) == 7
-        and [page for page in pages.values() if not (ROOT / page).is_file()] == []
-    )
+    assert len(pages) == 7
+    assert [page for page in pages.values() if not (ROOT / page).is_file()] == []
 
 
 def test_modules_of_studies_are_of_one_wing():
@@ -285,19 +295,17 @@ LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.config.shards")
 # What is built on the core: pages of results, launchers, models of other libraries,
 # theory, studies, and the terminal.
 OUTSIDE_OF_THE_CORE = (
-    *(
-        "hessfig.report",
-        "hessfig.cli",
-        "hessfig.theory",
-        "hessfig.studies",
-        "hessfig.integrations",
-    ),
-    *("hessfig.sweep.launchers", "hessfig.sweep.slurm", "hessfig.config.shards"),
-    *(
-        "hessfig.models.stored",
-        "hessfig.models.kinds.huggingface",
-        "hessfig.models.kinds.transformer_lens",
-    ),
+    "hessfig.report",
+    "hessfig.cli",
+    "hessfig.theory",
+    "hessfig.studies",
+    "hessfig.integrations",
+    "hessfig.sweep.launchers",
+    "hessfig.sweep.slurm",
+    "hessfig.config.shards",
+    "hessfig.models.stored",
+    "hessfig.models.kinds.huggingface",
+    "hessfig.models.kinds.transformer_lens",
 )
 CORE = [path for path in MODULES if not name_of(path).startswith(OUTSIDE_OF_THE_CORE)]
 
@@ -588,7 +596,8 @@ def test_tests_mirror_the_package():
             if room.name == path.stem.removeprefix("test_")
         }
         astray += [path] if homes and path.parent not in homes else []
-    assert not astray and len(mine) > 100
+    assert not astray
+    assert len(mine) > 100
 
 
 def tracked():
@@ -746,8 +755,11 @@ def test_the_tree_names_every_module_and_each_says_what_it_is_for():
 
 
 SPEAKING = [
-    *(*MODULES, ROOT / "hessfig" / "theory" / "statement_texts.toml"),
-    *(*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"),
+    *MODULES,
+    ROOT / "hessfig" / "theory" / "statement_texts.toml",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
 ]
 
 

@@ -60,14 +60,17 @@ def test_the_query_block_of_every_component(words, exponent, capsys):
         str(exponent),
         "false",
     )
-    assert "[W_Q]" in small["reason"] and "~ sigma^" in small["reason"]
+    assert "[W_Q]" in small["reason"]
+    assert "~ sigma^" in small["reason"]
 
 
 def test_zeros_and_unknowns_have_reasons(capsys):
     found = predicted(capsys, "blocks=[W_V]", "parts=[H_f,H]")
     assert [row["zero"] for row in found] == ["true", "false", "false"]
-    assert "affine" in found[0]["reason"] and "softmax saturates" in found[2]["reason"]
-    assert found[2]["exponent"] == "" and found[0]["regime"] == "every sigma"
+    assert "affine" in found[0]["reason"]
+    assert "softmax saturates" in found[2]["reason"]
+    assert found[2]["exponent"] == ""
+    assert found[0]["regime"] == "every sigma"
 
 
 def test_powers_of_a_weight_name_the_weight(capsys):
@@ -79,9 +82,8 @@ def test_powers_of_a_weight_name_the_weight(capsys):
         "powers_of=W_K",
     )
     row = predicted(capsys, *words)[0]
-    assert (row["regime"], row["exponent"]) == ("W_K -> 0", "2") and "sigma" not in row[
-        "reason"
-    ]
+    assert (row["regime"], row["exponent"]) == ("W_K -> 0", "2")
+    assert "sigma" not in row["reason"]
     assert {one.value for one in PowersOf} - {"sigma", network_series.BRANCH} <= set(
         Matrix
     )

@@ -66,7 +66,8 @@ IN_THE_WAY = {
 
 @pytest.mark.parametrize("kind", IN_THE_WAY)
 def test_what_is_in_the_way_stays(tmp_path, kind):
-    path, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    path = tmp_path / "a.csv"
+    other = tmp_path / "b.csv"
     publish({path: "1"}, "table")
     IN_THE_WAY[kind](path)
     before = _state(tmp_path)
@@ -89,7 +90,8 @@ def _state(folder):
 def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path):
     path = tmp_path / "a.csv"
     for text in ("1", "2", "2", "1"):
-        assert publish({path: text}, "table") == [path] and path.read_text() == text
+        assert publish({path: text}, "table") == [path]
+        assert path.read_text() == text
     with pytest.raises(UserError, match="a table of hessfig's, not a bundle"):
         check_replaceable([path], "bundle")
     moved = tmp_path / "moved"
@@ -97,7 +99,9 @@ def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path):
         tmp_path, moved, ignore=lambda folder, names: {"moved"} & set(names)
     )
     publish({moved / "a.csv": "3"}, "table")
-    assert remove_own(path) and not path.exists() and remove_own(path)
+    assert remove_own(path)
+    assert not path.exists()
+    assert remove_own(path)
 
 
 def test_equal_content_is_nobodys_loss(tmp_path):
@@ -162,13 +166,11 @@ VERBS = {
     ),
     "plot of one's own": (
         (
-            *(
-                "plot",
-                "figure=none",
-                "figure.sweep=sigma",
-                "figure.name=mine",
-                "figure.layout=lines",
-            ),
+            "plot",
+            "figure=none",
+            "figure.sweep=sigma",
+            "figure.name=mine",
+            "figure.layout=lines",
             "figure.formats=[svg]",
         ),
         "outputs/sigma/drawn/mine.json",
@@ -241,11 +243,10 @@ def test_a_run_takes_away_its_own_slopes_and_no_others(cli, swept, tmp_path):
     mine = tmp_path / "outputs/sigma/levels.csv"
     mine.write_text(MINE)
     answer = cli("run", "sweep=sigma", *SMALL, "seeds=1")
-    assert (
-        answer.code == 0
-        and "levels.csv is not as hessfig left it: it is kept" in answer.out
-    )
-    assert not mine.with_name("slopes.csv").exists() and mine.read_text() == MINE
+    assert answer.code == 0
+    assert "levels.csv is not as hessfig left it: it is kept" in answer.out
+    assert not mine.with_name("slopes.csv").exists()
+    assert mine.read_text() == MINE
 
 
 @pytest.mark.usefixtures("workers")

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import hessfig
 
-STEPS, EVERY = 12, 3
+STEPS = 12
+EVERY = 3
 QUANTITIES = ["loss", "gradient_norm", "largest_eigenvalue"]
 
 
@@ -50,7 +51,8 @@ def main(folder, killed_at):
     """Train, with checkpoints every four steps; die at the nth file that appears (0: never)."""
     from hessfig import files
 
-    appear, seen = files._appear, iter(range(1, 10**9))
+    appear = files._appear
+    seen = iter(range(1, 10**9))
 
     def counted(temporary, path):
         if next(seen) == killed_at:
@@ -58,7 +60,8 @@ def main(folder, killed_at):
         appear(temporary, path)
 
     files._appear = counted
-    model, first = network(), 0
+    model = network()
+    first = 0
     for kept in sorted(folder.glob("checkpoint*.pt")):
         model.load_state_dict(torch.load(kept))
         first = int(kept.stem.removeprefix("checkpoint"))

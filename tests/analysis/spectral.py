@@ -150,29 +150,24 @@ def spectral_table(
 ) -> pd.DataFrame:
     """Return a table as `read_table` does: each row names what it differs in, the whole network's H by default."""
     shared = {
-        **{
-            "sweep": sweep,
-            "variant": "",
-            "num_layers": 1,
-            "layer": 0,
-            "row_layer": 0,
-            "row": "all",
-        },
-        **{
-            "part": "H",
-            "quantity": "largest_eigenvalue",
-            "index": 0,
-            "error": 0.0,
-            "sigma": 0.2,
-        },
-        **{
-            "step": math.nan,
-            "seed": 1234,
-            "num_probes": 0,
-            "estimator": "dense",
-            "dtype": "float64",
-        },
-        **{"status": "ok", "seconds": 0.1},
+        "sweep": sweep,
+        "variant": "",
+        "num_layers": 1,
+        "layer": 0,
+        "row_layer": 0,
+        "row": "all",
+        "part": "H",
+        "quantity": "largest_eigenvalue",
+        "index": 0,
+        "error": 0.0,
+        "sigma": 0.2,
+        "step": math.nan,
+        "seed": 1234,
+        "num_probes": 0,
+        "estimator": "dense",
+        "dtype": "float64",
+        "status": "ok",
+        "seconds": 0.1,
     }
     found = [{**shared, **row} for row in rows]
     return pd.DataFrame(

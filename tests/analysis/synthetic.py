@@ -118,27 +118,27 @@ def make_table(
             value *= factors[k] * np.exp(noise * generator.normal())
             rows.append(
                 {
-                    **{
-                        "sweep": sweep,
-                        "variant": variant,
-                        "num_layers": depth,
-                        "layer": layer,
-                    },
-                    **{"row_layer": layer, "row": row, "col": col, "part": part},
-                    **{
-                        "quantity": quantity,
-                        "index": index,
-                        "value": value,
-                        "error": 0.05 * abs(value),
-                    },
-                    **{"sigma": s, "step": step, "seed": 1234 + k, "num_probes": 20},
-                    **{"estimator": "hutchinson", "dtype": "float64"},
-                    **{
-                        "status": str(
-                            Status.structural_zero if value == 0 else Status.ok
-                        )
-                    },
-                    **{"seconds": 0.1, "config": f"config{variant}{depth}"},
+                    "sweep": sweep,
+                    "variant": variant,
+                    "num_layers": depth,
+                    "layer": layer,
+                    "row_layer": layer,
+                    "row": row,
+                    "col": col,
+                    "part": part,
+                    "quantity": quantity,
+                    "index": index,
+                    "value": value,
+                    "error": 0.05 * abs(value),
+                    "sigma": s,
+                    "step": step,
+                    "seed": 1234 + k,
+                    "num_probes": 20,
+                    "estimator": "hutchinson",
+                    "dtype": "float64",
+                    "status": str(Status.structural_zero if value == 0 else Status.ok),
+                    "seconds": 0.1,
+                    "config": f"config{variant}{depth}",
                 }
             )
     return pd.DataFrame(rows, columns=COLUMNS)

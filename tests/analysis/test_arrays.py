@@ -11,7 +11,8 @@ from hessfig.analysis.arrays import histogram, log_bins, read_hessians
 from hessfig.errors import UserError
 from tests.analysis.synthetic import CONFIG
 
-NAMES, SIZES = ["W_Q", "W_V", "W_U"], [2, 3, 1]
+NAMES = ["W_Q", "W_V", "W_U"]
+SIZES = [2, 3, 1]
 
 
 def store(folder, variant="", **changes):
@@ -66,7 +67,8 @@ def test_blocks_and_restriction(tmp_path):
     np.testing.assert_array_equal(hessian.block("W_V"), matrix[2:5, 2:5])
     smaller = hessian.restricted(["W_U", "W_Q"])
     np.testing.assert_array_equal(smaller.matrix, matrix[np.ix_([0, 1, 5], [0, 1, 5])])
-    assert smaller.names == ["W_Q", "W_U"] and smaller.borders().tolist() == [0, 2, 3]
+    assert smaller.names == ["W_Q", "W_U"]
+    assert smaller.borders().tolist() == [0, 2, 3]
     with pytest.raises(UserError, match="no parameter W_K"):
         hessian.block("W_K")
     with pytest.raises(
@@ -111,7 +113,8 @@ def test_nothing_stored_names_the_command(tmp_path):
 @pytest.mark.parametrize("content", ["half", b"", b"text", "absent", "swapped"])
 def test_files_that_are_not_what_the_manifest_says(tmp_path, content):
     folder = tmp_path / "outputs" / "entries"
-    first, second = store(folder, "a.b=1"), store(folder, "a.b=2")
+    first = store(folder, "a.b=1")
+    second = store(folder, "a.b=2")
     path = listed(folder, first, second) / first["file"]
     if content == "absent":
         path.unlink()
@@ -126,7 +129,8 @@ def test_files_that_are_not_what_the_manifest_says(tmp_path, content):
 
 
 def test_files_under_each_others_names_and_hashes(tmp_path):
-    first, second = store(tmp_path, "a.b=1"), store(tmp_path, "a.b=2")
+    first = store(tmp_path, "a.b=1")
+    second = store(tmp_path, "a.b=2")
     swapped = {**first, "file": second["file"], "sha256": second["sha256"]}
     with pytest.raises(
         UserError,
@@ -183,6 +187,7 @@ def test_histogram_counts_shares_of_all_entries():
     edges = log_bins([entries])
     shares = histogram(entries, edges)
     assert shares.sum() == pytest.approx(0.75)
-    assert shares[-1] == 0.5 and edges[-1] == pytest.approx(1e-3)
+    assert shares[-1] == 0.5
+    assert edges[-1] == pytest.approx(1e-3)
     with pytest.raises(UserError, match="nothing to count"):
         log_bins([entries, np.zeros(4)])

@@ -21,7 +21,8 @@ from hessfig.errors import UserError
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
 WIDTHS = (16, 32, 64, 128)
-STEP, WIDTH = Axis("step"), Axis("model.d_model")
+STEP = Axis("step")
+WIDTH = Axis("model.d_model")
 
 
 def square(block, part, architecture, place):
@@ -92,7 +93,8 @@ def test_seeds_and_places_of_the_matrix():
     wide = seed_matrix(
         make_table(sigma=None, steps=[1, 10], seeds=3, law=square), axis=STEP
     )
-    assert list(wide.columns) == [1, 10] and len(wide) == 6 * 3
+    assert list(wide.columns) == [1, 10]
+    assert len(wide) == 6 * 3
 
 
 @pytest.mark.parametrize(
@@ -122,10 +124,8 @@ def test_words_are_no_axis_and_neither_is_a_half_empty_column():
 
 def test_words_for_an_axis():
     assert [axis.symbol for axis in (Axis(), STEP, WIDTH)] == ["σ", "step", "width"]
-    assert (
-        label((None, 100.0), STEP.symbol) == "step ≤ 100"
-        and label((None, None), "d_model") == "all d_model"
-    )
+    assert label((None, 100.0), STEP.symbol) == "step ≤ 100"
+    assert label((None, None), "d_model") == "all d_model"
     assert fixed_words(widths(sigma=[0.1]), WIDTH) == " At σ = 0.1."
     assert fixed_words(make_table(), Axis()) == ""
 
@@ -140,7 +140,8 @@ def test_slopes_along_steps_know_no_prediction(tmp_path):
     frame = slopes.write_slopes(folder, [(1.0, 100.0), (None, None)])
     np.testing.assert_allclose(frame["slope"], 0.5, atol=1e-12)
     assert set(frame["num_points"]) == {3, 4}  # a step 0 has no logarithm
-    assert set(frame["prediction"]) == {"unknown"} and set(frame["axis"]) == {"step"}
+    assert set(frame["prediction"]) == {"unknown"}
+    assert set(frame["axis"]) == {"step"}
     assert frame["published"].isna().all()
     assert summary(frame, 0.1) == (
         ["no slope has a prediction: nothing was checked"],
@@ -171,7 +172,9 @@ def test_texts_of_variants():
         "model.attention": "softmax",
         "dtype": "float32",
     }
-    assert as_variant(found) == text and settings_of("") == {} and as_variant({}) == ""
+    assert as_variant(found) == text
+    assert settings_of("") == {}
+    assert as_variant({}) == ""
     assert short_variant(text) == "widths=[8, 16],attention=softmax,dtype=float32"
     assert varied_key("attention", [text], asked="figure.colour") == "model.attention"
     with pytest.raises(

@@ -45,7 +45,8 @@ def test_numbers_that_are_not_finite_count_in_no_line(value):
     table.loc[3, ["value", "status"]] = [value, "nonfinite"]
     found = compared(table, table)
     assert set(found.counts.values()) == {len(table) - 1} == {len(found.judged)}
-    assert len(found.pairs) == len(table) and found.different(0.0).empty
+    assert len(found.pairs) == len(table)
+    assert found.different(0.0).empty
 
 
 def test_one_changed_number_is_found_with_its_place():
@@ -53,10 +54,8 @@ def test_one_changed_number_is_found_with_its_place():
     other = table.copy()
     other.loc[7, "value"] *= 1.001
     (row,) = compared(table, other).different(5e-4).to_dict("records")
-    assert (
-        row["value_other"] == other.loc[7, "value"]
-        and row["seed"] == other.loc[7, "seed"]
-    )
+    assert row["value_other"] == other.loc[7, "value"]
+    assert row["seed"] == other.loc[7, "seed"]
     assert compared(table, other).different(0.01).empty
 
 
@@ -77,7 +76,8 @@ def test_published_values_are_those_of_seed_1234_plus_repeat(tmp_path):
     table = make_table()
     published(table).to_csv(tmp_path / "sigma.csv", index=False)
     found = compared(table, numbers_at(tmp_path / "sigma.csv"))
-    assert len(found.pairs) == len(table) and found.different(1e-12).empty
+    assert len(found.pairs) == len(table)
+    assert found.different(1e-12).empty
     other = table.assign(seed=table["seed"] + 100)
     with pytest.raises(UserError, match="no number in common"):
         compared(other, numbers_at(tmp_path / "sigma.csv"))

@@ -65,7 +65,9 @@ def test_every_sigma_is_kept():
 def test_numbers_without_a_sigma_are_averaged_over_seeds():
     table = make_table(seeds=4, sigma=None)
     curves = growth_curves(table)
-    assert len(curves) == 6 and curves["x"].isna().all() and set(curves["count"]) == {4}
+    assert len(curves) == 6
+    assert curves["x"].isna().all()
+    assert set(curves["count"]) == {4}
     first = table[(table["row"] == "W_Q") & (table["part"] == "H_o")]["value"]
     assert curves["mean"].iloc[0] == pytest.approx(first.mean())
 

@@ -30,7 +30,13 @@ def manifest(**changes):
 
 
 BROKEN = [
-    *["", "{", "[]", "{}", "[" * 100_000, '{"config": 1e999}', "\ufeff{}"],
+    "",
+    "{",
+    "[]",
+    "{}",
+    "[" * 100_000,
+    '{"config": 1e999}',
+    "\ufeff{}",
     json.dumps({"sweep": "sigma"}),
     json.dumps({"config": []}),
     json.dumps({"config": {"model": [], "task": {}}}),
@@ -97,15 +103,14 @@ def test_a_users_own_options_need_not_be_in_the_settings():
     settings = config(kind="python", options={})
     variant = "model.options.widths=[8,16],model.temperature=2.0"
     changed = varied(settings, variant, num_layers=0)
-    assert (
-        changed["model"]["options"] == {"widths": "[8,16]"}
-        and changed["model"]["temperature"] == "2.0"
-    )
+    assert changed["model"]["options"] == {"widths": "[8,16]"}
+    assert changed["model"]["temperature"] == "2.0"
 
 
 def test_manifests_of_the_first_version_lie_along_sigma(tmp_path):
     run = read_run(write_sweep(make_table(), tmp_path))
-    assert run.axis.is_sigma and run.first_seed == 0
+    assert run.axis.is_sigma
+    assert run.first_seed == 0
     settings = {
         **CONFIG,
         "first_seed": 1234,
@@ -122,7 +127,8 @@ def test_no_power_law_where_weights_are_loaded_or_positions_keep_their_size():
         config(sigma_scales="tokens"),
     ):
         ((_, shape),) = architectures(table, {"config": settings}).items()
-        assert shape.is_counted and shape.no_power
+        assert shape.is_counted
+        assert shape.no_power
     for settings in (
         {**CONFIG, "state": {"kind": "initialised"}},
         config(sigma_scales="both"),

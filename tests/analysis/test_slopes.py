@@ -46,7 +46,8 @@ def test_noiseless_power_law_is_exact():
 
 
 def test_the_error_is_the_spread_over_repetitions():
-    generator, sigma = np.random.default_rng(1), np.logspace(-1, 0, 6)
+    generator = np.random.default_rng(1)
+    sigma = np.logspace(-1, 0, 6)
     tilts = 0.3 * generator.normal(size=(200, 20, 1))
     values = sigma ** (2 + tilts) * np.exp(0.05 * generator.normal(size=(200, 20, 6)))
     fits = [fit_slope(one, sigma) for one in values]
@@ -63,9 +64,8 @@ def test_the_error_of_geometric_means_is_that_of_the_mean_of_the_seeds_slopes():
     values = np.exp(np.random.default_rng(3).normal(size=(4, 6)))
     found = fit_slope(values, sigma, average=GEOMETRIC)
     alone = np.array([fit_slope(one[None], sigma).slope for one in values])
-    assert found.slope == pytest.approx(
-        alone.mean()
-    ) and found.slope_se == pytest.approx(alone.std(ddof=1) / 2)
+    assert found.slope == pytest.approx(alone.mean())
+    assert found.slope_se == pytest.approx(alone.std(ddof=1) / 2)
     reach = 3.182446 * found.slope_se  # t(0.975, 3)
     assert (found.ci_low, found.ci_high) == pytest.approx(
         (found.slope - reach, found.slope + reach)
@@ -87,14 +87,16 @@ def test_a_place_that_a_single_seed_holds_does_not_hide_its_error():
 
 def test_norms_spread_over_decades_are_known_by_their_geometric_mean():
     """Each number off by a factor of exp(N(0, 9)): the slope of geometric means errs by its stated error, and less."""
-    generator, sigma = np.random.default_rng(2), np.logspace(-1, 0, 8)
+    generator = np.random.default_rng(2)
+    sigma = np.logspace(-1, 0, 8)
     values = sigma**54 * np.exp(3.0 * generator.normal(size=(60, 20, 8)))
     both = {
         average: [fit_slope(one, sigma, average=average) for one in values]
         for average in (ARITHMETIC, GEOMETRIC)
     }
     z = np.array([(fit.slope - 54) / fit.slope_se for fit in both[GEOMETRIC]])
-    assert 0.8 < z.std() < 1.3 and abs(z.mean()) < 3 * 60**-0.5
+    assert 0.8 < z.std() < 1.3
+    assert abs(z.mean()) < 3 * 60**-0.5
     spread = {
         average: np.std([fit.slope for fit in fits]) for average, fits in both.items()
     }
@@ -109,7 +111,8 @@ def test_zeros_and_missing_values_are_left_out_of_geometric_means():
     found = fit_slope(values, sigma, average=GEOMETRIC)
     log_means = np.nanmean(np.log(np.where(values > 0, values, math.nan)), axis=0)
     by_hand = np.polyfit(np.log(sigma), log_means, 1)[0]
-    assert found.slope == pytest.approx(by_hand) and abs(by_hand - 3) > 0.01
+    assert found.slope == pytest.approx(by_hand)
+    assert abs(by_hand - 3) > 0.01
     assert found.num_seeds == 4
 
 
@@ -131,7 +134,8 @@ def test_too_few_points_and_single_seeds():
     assert repr(fit_slope(np.ones((3, 2)), sigma)) == repr(Fit(num_points=2))
     alone = fit_slope(np.ones((1, 4)), np.logspace(-1, 0, 4))
     assert alone.slope == 0
-    assert math.isnan(alone.slope_se) and math.isnan(alone.ci_low)
+    assert math.isnan(alone.slope_se)
+    assert math.isnan(alone.ci_low)
 
 
 def test_paper_preset_agrees_with_its_predictions():
@@ -237,7 +241,8 @@ def test_a_window_is_matched_with_its_regime():
     value = frame[(frame["row"] == "W_V") & (frame["part"] == "H_o")]
     assert list(value["regime"].iloc[:2]) == [Regime.between, Regime.large_sigma]
     assert list(value["predicted"].iloc[:2]) == [0.0, -2.0]
-    assert value["prediction"].iloc[2] == Prediction.unknown and (
+    assert value["prediction"].iloc[2] == Prediction.unknown
+    assert (
         "reaches from 0.01 to 10; regimes begin or end at 3.2e-08, 0.0032, 1"
         in value["reference"].iloc[2]
     )
@@ -298,10 +303,8 @@ def test_rows_as_json_have_null_where_no_number_is():
         }
     )
     rows = json.loads(as_json({"rows": frame, "passes": True}))
-    assert (
-        rows["rows"][0] == {"slope": 1e-20, "row": "W_Q", "num_seeds": 3}
-        and rows["passes"] is True
-    )
+    assert rows["rows"][0] == {"slope": 1e-20, "row": "W_Q", "num_seeds": 3}
+    assert rows["passes"] is True
     assert [row["slope"] for row in rows["rows"][1:]] == [None, None]
 
 
@@ -326,11 +329,12 @@ def test_a_sweep_may_state_exponents_itself():
     ]
     assert frame.loc[
         ("W_Q", "H_f"), ["predicted", "verdict", "reference"]
-    ].tolist() == [*(4.0, "deviates", "sweep.predictions")]
+    ].tolist() == [4.0, "deviates", "sweep.predictions"]
     assert frame.loc[("W_V", "H_f"), "verdict"] == "structural zero"
     assert frame.loc[("W_V", "H"), "verdict"] == "no prediction"
     lines, code = gate.summary(frame.reset_index(), 0.1)
-    assert code == 1 and "3 slopes checked, 2 pass, 1 outside tolerance" in lines[-1]
+    assert code == 1
+    assert "3 slopes checked, 2 pass, 1 outside tolerance" in lines[-1]
 
 
 @pytest.mark.parametrize(("block", "part"), [("W_X", "H"), ("W_Q", "H_x")])
@@ -352,25 +356,18 @@ def test_slopes_can_be_printed_for_a_paper_and_a_page():
     )
     markdown = markdown_table(heads, (map(unmarked, row) for row in rows))
     latex = latex_table(heads, rows)
-    assert r"a&b\_c\|d&lt;e>\*\~" in markdown[2] and r"W\_Q" in markdown[2]
-    assert (
-        len({line.replace("\\|", "").count("|") for line in markdown}) == 1
-        and len(markdown) == len(rows) + 2
-    )
+    assert r"a&b\_c\|d&lt;e>\*\~" in markdown[2]
+    assert r"W\_Q" in markdown[2]
+    assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1
+    assert len(markdown) == len(rows) + 2
     body = latex[4:-2]
-    assert len(body) == len(rows) and {
-        line.replace(r"\&", "").count("&") for line in body
-    } == {len(heads) - 1}
-    assert (
-        r"a\&b\_c$|$d$<$e$>$*\textasciitilde{}" in body[0]
-        and r"W\_Q" in body[0]
-        and r"$\sigma$ $\le$ 1" in body[0]
-    )
-    assert latex[
-        0
-    ] == rf"\begin{{tabular}}{{{'l' * len(heads)}}}" and "_" not in "".join(
-        body
-    ).replace(r"\_", "")
+    assert len(body) == len(rows)
+    assert {line.replace(r"\&", "").count("&") for line in body} == {len(heads) - 1}
+    assert r"a\&b\_c$|$d$<$e$>$*\textasciitilde{}" in body[0]
+    assert r"W\_Q" in body[0]
+    assert r"$\sigma$ $\le$ 1" in body[0]
+    assert latex[0] == rf"\begin{{tabular}}{{{'l' * len(heads)}}}"
+    assert "_" not in "".join(body).replace(r"\_", "")
 
 
 @pytest.mark.long
@@ -389,12 +386,11 @@ def test_depth_five_takes_less_than_two_seconds():
 @pytest.mark.parametrize(
     ("share", "dtype", "verdict"),
     [
-        *(
-            (0.0, "float64", "structural zero"),
-            (1e-13, "float64", "structural zero"),
-            (1e-6, "float64", "deviates"),
-        ),
-        *((1e-6, "float32", "structural zero"), (1e-2, "float32", "deviates")),
+        (0.0, "float64", "structural zero"),
+        (1e-13, "float64", "structural zero"),
+        (1e-6, "float64", "deviates"),
+        (1e-6, "float32", "structural zero"),
+        (1e-2, "float32", "deviates"),
     ],
 )
 def test_a_stated_zero_is_one_up_to_rounding_beside_h(share, dtype, verdict):
@@ -404,9 +400,8 @@ def test_a_stated_zero_is_one_up_to_rounding_beside_h(share, dtype, verdict):
     ).assign(dtype=dtype, status="ok")
     frame = fitted(table, predictions={"W_V": {"H_f": "zero"}})
     row = frame[(frame["row"] == "W_V") & (frame["part"] == "H_f")].iloc[0]
-    assert row["verdict"] == verdict and bool(row["is_zero"]) == (
-        verdict == "structural zero"
-    )
+    assert row["verdict"] == verdict
+    assert bool(row["is_zero"]) == (verdict == "structural zero")
     alone = fitted(table[table["part"] == "H_f"], predictions={"W_V": {"H_f": "zero"}})
     alone = alone[alone["row"] == "W_V"].iloc[0]
     assert (alone["verdict"] == "structural zero") == (share == 0)

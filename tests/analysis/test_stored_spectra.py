@@ -32,27 +32,30 @@ def test_what_was_written_is_read_block_by_block(tmp_path):
     write_manifest(tmp_path, entries)
     found = read_spectra(tmp_path)
     assert [(one.place.seed, one.place.row, one.place.part) for one in found] == [
-        *[(1, "W_Q", "H"), (1, "W_V", "H_o")],
-        *[(2, "W_Q", "H"), (2, "W_V", "H_o")],
+        (1, "W_Q", "H"),
+        (1, "W_V", "H_o"),
+        (2, "W_Q", "H"),
+        (2, "W_V", "H_o"),
     ]
     np.testing.assert_array_equal(found[0].eigenvalues, BLOCKS["W_Q", "H"])
     (density,) = read_densities(tmp_path, lambda place: place.row == "W_V")
-    assert (
-        density.place.variant == "a.b=1"
-        and density.place.dim == 2
-        and density.place.sigma == 0.2
-    )
-    assert density.whole.nodes.shape == (4, 4) and density.half.nodes.shape == (4, 2)
+    assert density.place.variant == "a.b=1"
+    assert density.place.dim == 2
+    assert density.place.sigma == 0.2
+    assert density.whole.nodes.shape == (4, 4)
+    assert density.half.nodes.shape == (4, 2)
     np.testing.assert_allclose(
         np.sort(density.whole.nodes[:, :2], axis=1), [[0.5, 3.0]] * 4
     )
-    assert has_spectra(tmp_path) and has_densities(tmp_path)
+    assert has_spectra(tmp_path)
+    assert has_densities(tmp_path)
 
 
 def test_a_state_without_sigma(tmp_path):
     write_manifest(tmp_path, [store_spectrum(tmp_path, BLOCKS, sigma=None, step=30)])
     place = read_spectra(tmp_path)[0].place
-    assert np.isnan(place.sigma) and place.step == 30
+    assert np.isnan(place.sigma)
+    assert place.step == 30
 
 
 def test_nothing_stored_names_the_command(tmp_path):
@@ -65,7 +68,8 @@ def test_nothing_stored_names_the_command(tmp_path):
         UserError, match=r"no stored density[\s\S]*quantities=\[density\]"
     ):
         read_densities(folder)
-    assert not has_spectra(folder) and not has_densities(folder)
+    assert not has_spectra(folder)
+    assert not has_densities(folder)
 
 
 @pytest.mark.parametrize("content", ["half", b"", b"text", "absent", "swapped"])

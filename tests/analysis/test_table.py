@@ -115,10 +115,10 @@ def test_what_may_be_empty(tmp_path):
     ).astype({"value": float})
     made.loc[:, "error"] = float("nan")
     table = read_table(write_sweep(made, tmp_path) / "table.csv")
-    assert table["sigma"].isna().all() and table["error"].isna().all()
-    assert sorted(table["index"].unique()) == [0, 1, 2] and sorted(
-        table["step"].unique()
-    ) == [0, 10]
+    assert table["sigma"].isna().all()
+    assert table["error"].isna().all()
+    assert sorted(table["index"].unique()) == [0, 1, 2]
+    assert sorted(table["step"].unique()) == [0, 10]
 
 
 def test_open_names_quantities_and_numbers_of_no_block(tmp_path):
@@ -132,9 +132,8 @@ def test_open_names_quantities_and_numbers_of_no_block(tmp_path):
         / "table.csv"
     )
     assert set(table["quantity"]) == {"frobenius", "loss", "trace"}
-    assert set(table["row"]) == {"blocks.0.attn.qkv", "$a_{b", ""} and set(
-        table["layer"]
-    ) == {0}
+    assert set(table["row"]) == {"blocks.0.attn.qkv", "$a_{b", ""}
+    assert set(table["layer"]) == {0}
 
 
 def test_a_status_that_did_not_converge_may_have_any_value(tmp_path):
@@ -182,7 +181,9 @@ def test_rows_of_a_foreign_table(tmp_path, change, message):
     )
     with pytest.raises(UserError, match=message) as refused:
         read_table(folder / "table.csv")
-    assert refused.value.got and refused.value.allowed and refused.value.remedy
+    assert refused.value.got
+    assert refused.value.allowed
+    assert refused.value.remedy
 
 
 @pytest.mark.parametrize(

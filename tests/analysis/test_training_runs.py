@@ -1,5 +1,6 @@
 """What is read off trainings, on synthetic tables whose answer is known."""
 
+import itertools
 import math
 
 import pandas as pd
@@ -14,32 +15,16 @@ WHOLE = {"row": "", "part": ""}
 
 def of_edge():
     """Return eigenvalues at 2 / eta from step 60 of 90 on, half as large before, seeds 2 % apart."""
-
-    def rows():
-        for rate in (0.5, 2.0):
-            for seed, factor in ((1, 0.99), (2, 1.01)):
-                for step in range(0, 91, 10):
-                    place = {
-                        "variant": f"training.learning_rate={rate}",
-                        "seed": seed,
-                        "step": float(step),
-                    }
-                    value = factor * 2 / rate * (1 if step >= 60 else 0.5)
-                    yield {**place, "quantity": "largest_eigenvalue", "value": value}
-                    yield {
-                        **place,
-                        "quantity": "largest_eigenvalue",
-                        "part": "H_o",
-                        "value": 77.0,
-                    }
-                    yield {
-                        **place,
-                        **WHOLE,
-                        "quantity": "stability_threshold",
-                        "value": 2 / rate,
-                    }
-
-    return spectral_table(list(rows()))
+    rows = []
+    for rate, seed, step in itertools.product((0.5, 2.0), (1, 2), range(0, 91, 10)):
+        variant = f"training.learning_rate={rate}"
+        place = {"variant": variant, "seed": seed, "step": float(step)}
+        value = {1: 0.99, 2: 1.01}[seed] * 2 / rate * (1 if step >= 60 else 0.5)
+        rows.append({**place, "quantity": "largest_eigenvalue", "value": value})
+        rows.append({**rows[-1], "part": "H_o", "value": 77.0})
+        threshold = {"quantity": "stability_threshold", "value": 2 / rate}
+        rows.append({**place, **WHOLE, **threshold})
+    return spectral_table(rows)
 
 
 def test_where_a_sharpness_settles_is_the_mean_over_the_last_third():
@@ -52,38 +37,35 @@ def test_where_a_sharpness_settles_is_the_mean_over_the_last_third():
 
 def of_race(losses):
     """Return runs of 100 steps whose log loss falls linearly to the given one; an update takes 1 s, a look 50 s."""
+    rows = []
+    for (optimiser, curvature, rate), loss in losses.items():
+        variant = f"training.optimiser={optimiser},training.curvature={curvature},training.learning_rate={rate}"
+        for step in (0, 50, 100):
+            looks = (step + 99) // 100 * (curvature != "none")
+            numbers = {"loss": loss ** (step / 100), "looks": looks}
+            numbers |= {"update_seconds": 1.0, "look_seconds": 50.0}
+            rows += of_seeds(variant, step, numbers)
+    return spectral_table(rows)
 
-    def rows():
-        for (optimiser, curvature, rate), loss in losses.items():
-            variant = f"training.optimiser={optimiser},training.curvature={curvature},training.learning_rate={rate}"
-            for seed in (1, 2, 3):
-                for step in (0, 50, 100):
-                    place = {
-                        **WHOLE,
-                        "variant": variant,
-                        "seed": seed,
-                        "step": float(step),
-                    }
-                    looks = (step + 99) // 100 * (curvature != "none")
-                    numbers = {
-                        "loss": math.exp(math.log(loss) * step / 100),
-                        "looks": looks,
-                    }
-                    numbers |= {"update_seconds": 1.0, "look_seconds": 50.0}
-                    yield from (
-                        {**place, "quantity": name, "value": value}
-                        for name, value in numbers.items()
-                    )
 
-    return spectral_table(list(rows()))
+def of_seeds(variant, step, numbers):
+    """Return the rows of three seeds, whose numbers are equal or functions of the seed."""
+    rows = []
+    for seed, (name, value) in itertools.product((1, 2, 3), numbers.items()):
+        place = {"variant": variant, "seed": seed, "step": float(step)}
+        number = value(seed) if callable(value) else value
+        rows.append({**WHOLE, **place, "quantity": name, "value": number})
+    return rows
 
 
 def test_rules_are_raced_at_their_best_rates_with_their_looks_paid_for():
     found = race(
         of_race(
             {
-                **{("sgd", "none", 0.1): 0.9, ("sgd", "none", 1.0): 0.5},
-                **{("sgd", "whole", 0.1): 0.25, ("sgd", "whole", 1.0): 0.8},
+                ("sgd", "none", 0.1): 0.9,
+                ("sgd", "none", 1.0): 0.5,
+                ("sgd", "whole", 0.1): 0.25,
+                ("sgd", "whole", 1.0): 0.8,
             }
         )
     )
@@ -94,9 +76,8 @@ def test_rules_are_raced_at_their_best_rates_with_their_looks_paid_for():
     assert by.loc[("seconds", "sgd"), "loss"] == pytest.approx(0.5)
     # after 100 s it has done 50 updates, at half the logarithm
     assert by.loc[("seconds", "sgd, whole"), "loss"] == pytest.approx(0.5)
-    assert (
-        sorted(set(found.tuned["rate"])) == [0.1, 1.0] and found.tuned["at_edge"].all()
-    )
+    assert sorted(set(found.tuned["rate"])) == [0.1, 1.0]
+    assert found.tuned["at_edge"].all()
 
 
 def test_no_seed_is_judged_by_the_rate_it_chose_itself():
@@ -109,12 +90,10 @@ def test_no_seed_is_judged_by_the_rate_it_chose_itself():
     lucky &= table["step"] == 100
     found = race(table.assign(value=table["value"].where(~lucky, 0.01)))
     of_seed = found.tuned[found.tuned["budget"] == "step"].set_index("seed")
-    assert of_seed.loc[1, "rate"] == 0.1 and of_seed.loc[1, "loss"] == pytest.approx(
-        0.5
-    )
-    assert of_seed.loc[2, "rate"] == 1.0 and of_seed.loc[2, "loss"] == pytest.approx(
-        0.6
-    )
+    assert of_seed.loc[1, "rate"] == 0.1
+    assert of_seed.loc[1, "loss"] == pytest.approx(0.5)
+    assert of_seed.loc[2, "rate"] == 1.0
+    assert of_seed.loc[2, "loss"] == pytest.approx(0.6)
 
 
 def test_a_run_that_was_lost_counts_as_the_worst():
@@ -131,70 +110,40 @@ def test_a_race_without_costs_is_refused():
 
 def of_rules():
     """Return a race of 10 steps: Newton with two dampings and 30 products a look, AdamW, clipped descent."""
-    variants = {
-        **{
-            f"training.optimiser=newton,training.learning_rate=1,training.damping={k}": 0.1
-            * k
-            for k in (1, 2)
-        },
-        **{
-            f"training.optimiser=adamw,training.learning_rate={k}": 0.4 * k
-            for k in (1, 2)
-        },
-        "training.optimiser=gd,training.clip_norm=0.1,training.learning_rate=3": 0.8,
-    }
-
-    def rows():
-        for variant, loss in variants.items():
-            for seed in (1, 2, 3):
-                for step in (0, 10):
-                    looks = step * ("newton" in variant)
-                    numbers = {
-                        "loss": loss ** (step / 10),
-                        "looks": looks,
-                        "hessian_products": 30 * looks,
-                    }
-                    numbers |= {
-                        "update_seconds": 1.0,
-                        "look_seconds": 9.0,
-                        "decrease_ratio": 0.5 + seed,
-                    }
-                    place = {
-                        **WHOLE,
-                        "variant": variant,
-                        "seed": seed,
-                        "step": float(step),
-                    }
-                    yield from (
-                        {**place, "quantity": name, "value": value}
-                        for name, value in numbers.items()
-                    )
-
-    return spectral_table(list(rows()))
+    losses = {"optimiser=gd,training.clip_norm=0.1,training.learning_rate=3": 0.8}
+    for k in (1, 2):
+        losses[f"optimiser=newton,training.learning_rate=1,training.damping={k}"] = (
+            0.1 * k
+        )
+        losses[f"optimiser=adamw,training.learning_rate={k}"] = 0.4 * k
+    rows = []
+    for (rule, loss), step in itertools.product(losses.items(), (0, 10)):
+        looks = step * ("newton" in rule)
+        numbers = {"loss": loss ** (step / 10), "looks": looks}
+        numbers |= {"hessian_products": 30 * looks, "update_seconds": 1.0}
+        numbers |= {"look_seconds": 9.0, "decrease_ratio": lambda seed: 0.5 + seed}
+        rows += of_seeds(f"training.{rule}", step, numbers)
+    return spectral_table(rows)
 
 
 def test_rules_with_a_damping_are_tuned_over_it_and_pay_for_products():
     found = race(of_rules())
     assert found.budget == {"step": 10.0, "seconds": 10.0}
     by = found.tuned.groupby(["budget", "rule"])[["rate", "loss"]].mean()
-    assert by.loc[("step", "newton"), "rate"] == 1.0 and by.loc[
-        ("step", "newton"), "loss"
-    ] == pytest.approx(0.1)
+    assert by.loc[("step", "newton"), "rate"] == 1.0
+    assert by.loc[("step", "newton"), "loss"] == pytest.approx(0.1)
     last = (
         found.losses[found.losses["step"] == 10]
         .groupby("rule")[["products", "seconds"]]
         .first()
     )
-    assert last.loc["newton"].tolist() == [10 + 2 * 300, 100.0] and last.loc[
-        "adamw"
-    ].tolist() == [10.0, 10.0]
+    assert last.loc["newton"].tolist() == [10 + 2 * 300, 100.0]
+    assert last.loc["adamw"].tolist() == [10.0, 10.0]
     assert by.loc[("seconds", "newton"), "loss"] == pytest.approx(0.1 ** (10 / 100))
     assert by.loc[("step", "gd, clipping 0.1"), "loss"] == pytest.approx(0.8)
     ratios = against_plain(found.tuned, "adamw").set_index(["budget", "rule"])["ratio"]
-    assert (
-        ratios["step", "newton"] == pytest.approx(0.1 / 0.4)
-        and ("step", "adamw") not in ratios.index
-    )
+    assert ratios["step", "newton"] == pytest.approx(0.1 / 0.4)
+    assert ("step", "adamw") not in ratios.index
     assert found.ratios.groupby("seed")["ratio"].unique().to_dict() == {
         1: [1.5],
         2: [2.5],

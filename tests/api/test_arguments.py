@@ -12,7 +12,8 @@ from hessfig.errors import UserError
 from tests.daily import daily, thinned
 
 torch.manual_seed(0)
-X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+X = torch.randn(4, 3)
+Y = torch.tensor([0, 1, 1, 0])
 NET = nn.Linear(3, 2)
 
 
@@ -300,7 +301,9 @@ def test_problems_that_cannot_be_measured_are_refused(case):
     changed, said = PROBLEMS[case]
     with pytest.raises(UserError, match=said) as caught:
         hessfig.measure(problem(**changed))
-    assert caught.value.got is not None and caught.value.allowed and caught.value.remedy
+    assert caught.value.got is not None
+    assert caught.value.allowed
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("case", REQUESTS)
@@ -309,7 +312,9 @@ def test_requests_that_cannot_be_served_are_refused(case):
     with pytest.raises(ValueError, match=said) as caught:
         hessfig.measure(problem(), **settings)
     assert isinstance(caught.value, UserError)
-    assert caught.value.got is not None and caught.value.allowed and caught.value.remedy
+    assert caught.value.got is not None
+    assert caught.value.allowed
+    assert caught.value.remedy
 
 
 def test_another_thing_than_a_problem_is_refused():
@@ -322,7 +327,8 @@ def test_another_thing_than_a_problem_is_refused():
 def test_a_layer_whose_names_overlap_is_no_group():
     weights = {"W@1": "weight", "row@1": ("weight", 0), "b@1": "bias"}
     apart = hessfig.measure(problem(weights=weights), blocks=["W", "row", ("W", "row")])
-    assert len(apart) == 9 and apart["value"][0] > 0
+    assert len(apart) == 9
+    assert apart["value"][0] > 0
     with pytest.raises(
         UserError, match=r"layer of layer 1 contains entries twice(.|\n)*W and row"
     ):
@@ -362,7 +368,8 @@ def test_views_of_few_axes_are_those_of_slices():
     found = hessfig.measure(problem(weights=weights), estimator="dense")[
         "value"
     ].tolist()
-    assert found[:3] == found[3:6] and found[6:9] == found[9:]
+    assert found[:3] == found[3:6]
+    assert found[6:9] == found[9:]
 
 
 def test_a_tied_weight_is_one_under_both_of_its_names():
@@ -410,7 +417,8 @@ def test_one_part_is_a_list_of_it():
 
 def test_frozen_networks_and_inference_tensors_are_measured():
     with torch.inference_mode():
-        inputs, network = X.clone(), nn.Linear(3, 2)
+        inputs = X.clone()
+        network = nn.Linear(3, 2)
         network.load_state_dict(NET.state_dict())
         inside = hessfig.measure(problem())["value"].tolist()
     frozen = nn.Linear(3, 2).requires_grad_(False)
@@ -429,7 +437,8 @@ def test_parameters_that_are_not_reached_have_zeros(quantity):
     table = hessfig.measure(problem(network=network), blocks="k", quantities=quantity)
     block = table[table["row"] == "k"]
     finite = block[block["quantity"] != "condition_number"]
-    assert (finite["value"] == 0).all() and (finite["error"] == 0).all()
+    assert (finite["value"] == 0).all()
+    assert (finite["error"] == 0).all()
 
 
 def test_a_network_that_no_parameter_reaches_is_zero_and_said():
@@ -452,22 +461,18 @@ def test_a_linear_loss_has_no_curvature():
 
 
 QUANTITIES = (
-    *(
-        "frobenius",
-        "trace",
-        "spectrum",
-        "largest_eigenvalue",
-        "density",
-        "loss",
-        "gradient_norm",
-    ),
-    *(
-        "gradient_covariance",
-        "stationarity",
-        "landscape_difference",
-        "landscape_integrals",
-        "hessian_distance",
-    ),
+    "frobenius",
+    "trace",
+    "spectrum",
+    "largest_eigenvalue",
+    "density",
+    "loss",
+    "gradient_norm",
+    "gradient_covariance",
+    "stationarity",
+    "landscape_difference",
+    "landscape_integrals",
+    "hessian_distance",
 )
 
 
@@ -477,7 +482,8 @@ QUANTITIES = (
     "ignore:invalid value:RuntimeWarning", "ignore:.*gradients of single samples"
 )
 def test_what_is_not_finite_is_said_with_every_number(place, quantity):
-    network, inputs = nn.Linear(3, 2), X.clone()
+    network = nn.Linear(3, 2)
+    inputs = X.clone()
     with torch.no_grad():
         (inputs if place == "inputs" else network.weight)[0, 0] = torch.nan
     with pytest.warns(RuntimeWarning, match="numbers are not finite .*look for nan"):
@@ -486,5 +492,7 @@ def test_what_is_not_finite_is_said_with_every_number(place, quantity):
             blocks="weight",
             quantities=quantity,
         )
-    assert len(table) and set(table["status"]) == {"nonfinite"}
-    assert table["error"].isna().all() and not table.attrs["arrays"]
+    assert len(table)
+    assert set(table["status"]) == {"nonfinite"}
+    assert table["error"].isna().all()
+    assert not table.attrs["arrays"]

@@ -41,7 +41,8 @@ def parameters(case):
 
 def total(make, case):
     """Return sum_b w_b f(network, b) / sum_b w_b; every call of f starts from the state in which it was handed over."""
-    value, shares = torch.zeros(()), shares_of(case)
+    value = torch.zeros(())
+    shares = shares_of(case)
     for number, share in enumerate(shares):
         if share:
             fresh = make()
@@ -94,7 +95,8 @@ def check(found, truth, case, allowed):
 @pytest.mark.parametrize("name", thinned(SMALL, 5))
 def test_every_function_equals_double_backward_by_parameter(name):
     make = CASES[name]
-    truth, case = dense(make), make()
+    truth = dense(make)
+    case = make()
     for dtype, allowed in {"float64": 1e-9, "float32": 1e-4}.items():
         check(problem(case).operator("all", dtype=dtype).dense(), truth, case, allowed)
 
@@ -103,7 +105,8 @@ def test_every_function_equals_double_backward_by_parameter(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_measure_and_monitor_agree_with_double_backward(name, tmp_path):
     make = CASES[name]
-    truth, case = dense(make), make()
+    truth = dense(make)
+    case = make()
     numbers = {
         "frobenius": float(truth.norm()),
         "trace": float(truth.trace()),
@@ -212,7 +215,8 @@ def test_h_o_and_h_f_are_those_of_the_definition(name):
     """H_o = J^T B J and H_f = sum_i (dl / df_i) d^2 f_i, of the user's own objects."""
     compute_outputs, compute_loss = SPLIT[name]
     case = CASES[name]()
-    at, shares = [*parameters(case).values()], shares_of(case)
+    at = [*parameters(case).values()]
+    shares = shares_of(case)
     truth = {"H_o": 0, "H_f": 0}
     for batch, share in zip(case.every, shares, strict=True):
 
@@ -511,7 +515,8 @@ def test_wrong_derivatives_of_a_loss_in_float32_are_refused(dtype):
 def test_derivatives_of_losses_in_float32_are_taken(dtype, count):
     """Sums of batches have the digits of the parameters: they were taken for a loss that changes."""
     torch.manual_seed(0)
-    network, batches = mlp(4, 6, 4).double(), classes(count)
+    network = mlp(4, 6, 4).double()
+    batches = classes(count)
 
     def mean():
         pairs = [(x.double(), y) for x, y in batches]
@@ -545,7 +550,8 @@ def test_a_network_nested_deeply_keeps_its_own_tensors(depth, form, tmp_path):
     for _ in range(depth):
         network = nn.Sequential(network)
     network.eval()
-    batch, targets = torch.randn(5, 3), torch.zeros(5, 3)
+    batch = torch.randn(5, 3)
+    targets = torch.zeros(5, 3)
     tensors = network.state_dict(keep_vars=True)
     numbers = copy.deepcopy(tensors)
     if form == "compute_loss":
@@ -559,8 +565,10 @@ def test_a_network_nested_deeply_keeps_its_own_tensors(depth, form, tmp_path):
     monitor(0)
     monitor.close()
     for name, tensor in network.state_dict(keep_vars=True).items():
-        assert tensor is tensors[name] and torch.equal(tensor, numbers[name])
-    assert inside.calls == [0] and not hasattr(inside, "last")
+        assert tensor is tensors[name]
+        assert torch.equal(tensor, numbers[name])
+    assert inside.calls == [0]
+    assert not hasattr(inside, "last")
     plain = copy.deepcopy(network).double()
     truth = hessian(lambda: squares(plain, batch.double()), [*plain.parameters()])
     assert float((product - truth).norm()) <= 1e-9 * float(truth.norm())
@@ -651,7 +659,8 @@ def test_the_loss_of_a_trainer(tmp_path):
     options = transformers.TrainingArguments(
         str(tmp_path), report_to="none", use_cpu=True
     )
-    network, batch = small(), {"x": X, "y": X[:, :1]}
+    network = small()
+    batch = {"x": X, "y": X[:, :1]}
     trainer = Weighted(model=network, args=options)
     given = hessfig.Problem(network, batch, compute_loss=trainer.compute_loss)
     plain = hessfig.Problem(network, X, X[:, :1], "mse")
@@ -743,7 +752,8 @@ def test_a_module_is_cast_wherever_the_function_finds_it(name, monkeypatch):
     """Else float32 outputs of the teacher would enter a float64 Hessian, or not fit its inputs."""
     monkeypatch.setitem(sys.modules, "nets_of_a_user", NETS)
     torch.manual_seed(1)
-    network, x = Student(), X.float()
+    network = Student()
+    x = X.float()
     student = copy.deepcopy(network).double()
     teacher = copy.deepcopy(NETS.teacher).double()
     truth = hessian(

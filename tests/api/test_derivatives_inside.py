@@ -69,7 +69,8 @@ class InnerStep(Body):
     """One step of gradient descent on the network's own last layer before it is used (MAML)."""
 
     def forward(self, x):
-        hidden, last = self.net[1](self.net[0](x)), self.net[2]
+        hidden = self.net[1](self.net[0](x))
+        last = self.net[2]
         loss = (last(hidden) - 1).square().mean()
         (slope,) = torch.autograd.grad(loss, [last.weight], create_graph=True)
         return hidden @ (last.weight - 0.1 * slope).T + last.bias
@@ -86,7 +87,8 @@ def problem_of(kind):
 
 
 def truth(problem):
-    x, y = problem.inputs, problem.targets
+    x = problem.inputs
+    y = problem.targets
     return hessian(
         lambda: (problem.network(x.clone()) - y).square().mean(),
         list(problem.network.parameters()),
@@ -153,7 +155,8 @@ def test_quantities_that_walk_or_take_samples_apart(kind, quantity):
                 quantity == "pruning" and any(words in str(error) for words in told)
             )
         else:
-            assert len(table) and table["value"].notna().all()
+            assert len(table)
+            assert table["value"].notna().all()
 
 
 def test_a_batch_of_several_inputs_and_a_loss_inside_the_network():
@@ -180,9 +183,8 @@ def test_a_batch_of_several_inputs_and_a_loss_inside_the_network():
         estimator="dense",
     )
     dense = hessian(lambda: network(x, y)["loss"], list(network.parameters()))
-    assert list(table["part"]) == ["H"] and table["value"][0] == pytest.approx(
-        float(dense.norm()), rel=1e-9
-    )
+    assert list(table["part"]) == ["H"]
+    assert table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", daily(KINDS, *KINDS[::3]))

@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 import hessfig
 from hessfig.errors import UserError
 
-X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.ones(6, 2)
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.ones(6, 2)
 
 
 class OwnLoss(nn.Module):

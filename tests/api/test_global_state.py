@@ -31,12 +31,11 @@ pytestmark = pytest.mark.long
 
 State = dict[str, Any]
 _PRECISE = {
-    **{
-        "all": torch.backends,
-        "cuda": torch.backends.cuda.matmul,
-        "mkldnn": torch.backends.mkldnn.matmul,
-    },
-    **{"cudnn": torch.backends.cudnn, "conv": torch.backends.cudnn.conv},
+    "all": torch.backends,
+    "cuda": torch.backends.cuda.matmul,
+    "mkldnn": torch.backends.mkldnn.matmul,
+    "cudnn": torch.backends.cudnn,
+    "conv": torch.backends.cudnn.conv,
 }
 
 
@@ -46,12 +45,11 @@ def global_state(network):
     return {
         "fast path": torch.backends.mha.get_fastpath_enabled(),
         "kernels of attention": [
-            *(
-                cuda.flash_sdp_enabled(),
-                cuda.mem_efficient_sdp_enabled(),
-                cuda.math_sdp_enabled(),
-            ),
-            *(cuda.cudnn_sdp_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()),
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+            cuda.fp16_bf16_reduction_math_sdp_allowed(),
         ],
         "default type and device": (
             torch.get_default_dtype(),
@@ -72,10 +70,8 @@ def global_state(network):
         ],
         "mkldnn": torch.backends.mkldnn.enabled,
         "deterministic": [
-            *(
-                torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-            ),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.utils.deterministic.fill_uninitialized_memory,
         ],
         "generator of torch": torch.get_rng_state().tolist(),
@@ -427,7 +423,8 @@ def test_threads_leave_it_too(name, call, error, tmp_path):
         pytest.skip("one folder is one monitor's, and one run's")
     watched = bridge() if name.startswith("lens") else network()
     torch.set_num_threads(3)
-    before, failures = global_state(watched), list[BaseException]()
+    before = global_state(watched)
+    failures = list[BaseException]()
 
     def several():
         try:
@@ -446,7 +443,8 @@ def test_threads_leave_it_too(name, call, error, tmp_path):
     late = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     late.start()
     late.join()
-    assert failures == [] and seen == [3]
+    assert failures == []
+    assert seen == [3]
     assert differences(before, global_state(watched)) == []
 
 

@@ -39,7 +39,8 @@ def oracle(name):
 
 def places(problem, names, side):
     """Return where the entries of a side of a block stand among all parameters."""
-    start, found = 0, {}
+    start = 0
+    found = {}
     for path in names:
         parameter = problem.network.get_parameter(path)
         found[path] = torch.arange(start, start + parameter.numel()).reshape(
@@ -147,14 +148,16 @@ def test_blocks_that_are_named_come_as_arrays():
     ]
     entries = json.loads(str(arrays["entries"]))
     layout = problem.objective("float64").layout
-    assert len(entries) == len(arrays) - 1 and "hessian" not in arrays
+    assert len(entries) == len(arrays) - 1
+    assert "hessian" not in arrays
     for number, entry in enumerate(entries):
         rows, cols = (
             places(problem, names, layout.side(entry[layer], entry[side]))
             for layer, side in (("row_layer", "row"), ("layer", "col"))
         )
         found = arrays[f"block_{number}"]
-        assert found.dtype == numpy.float64 and entry["dim"] == len(cols)
+        assert found.dtype == numpy.float64
+        assert entry["dim"] == len(cols)
         truth = dense[Part(entry["part"])][rows][:, cols].numpy()
         numpy.testing.assert_allclose(found, truth, rtol=1e-8, atol=1e-12)
 
@@ -180,16 +183,15 @@ def test_distances_to_a_block_that_is_zero_are_no_cause_for_a_warning():
         network, torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     )
     table = hessfig.measure(problem, blocks="2.weight", quantities="approximations")
-    assert (
-        table[table["part"] == "H_f"]["value"].isna().all()
-        and table[table["part"] == "H"]["value"].notna().all()
-    )
+    assert table[table["part"] == "H_f"]["value"].isna().all()
+    assert table[table["part"] == "H"]["value"].notna().all()
 
 
 def test_the_package_is_the_command_and_has_its_error(monkeypatch, capsys):
     monkeypatch.setattr("hessfig.cli.main.main", lambda: print("the command"))
     runpy.run_module("hessfig", run_name="__main__")
-    assert capsys.readouterr().out == "the command\n" and hessfig.UserError is UserError
+    assert capsys.readouterr().out == "the command\n"
+    assert hessfig.UserError is UserError
 
 
 def test_completion_by_tab_shows_the_interface_and_imports_nothing():

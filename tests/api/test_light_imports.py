@@ -33,15 +33,16 @@ for name in {quantities!r}:
 print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {heavy!r}))
 """
 QUANTITIES = [
-    *[
-        "frobenius",
-        "trace",
-        "spectrum",
-        "largest_eigenvalue",
-        "smallest_eigenvalue",
-        "density",
-    ],
-    *["gradient_norm", "weight_norm", "jacobian_norm", "loss"],
+    "frobenius",
+    "trace",
+    "spectrum",
+    "largest_eigenvalue",
+    "smallest_eigenvalue",
+    "density",
+    "gradient_norm",
+    "weight_norm",
+    "jacobian_norm",
+    "loss",
 ]
 
 

@@ -19,7 +19,8 @@ from hessfig.terms import Part
 from tests.daily import thinned
 from tests.foreign_networks import dense_parts
 
-WIDTH, LENGTH = 4, 3
+WIDTH = 4
+LENGTH = 3
 Make = Callable[[], nn.Module]
 
 
@@ -67,7 +68,8 @@ class Attention(nn.Module):
             for one in (self.q, self.k, self.v)
         )
         if self.rotary:
-            q, k = rotated(q), rotated(k)
+            q = rotated(q)
+            k = rotated(k)
         if self.fused:
             found = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, enable_gqa=self.groups > 1
@@ -83,7 +85,8 @@ class Attention(nn.Module):
 
 def rotated(x):
     angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None]
-    even, odd = x[..., ::2], x[..., 1::2]
+    even = x[..., ::2]
+    odd = x[..., 1::2]
     return torch.cat(
         [
             even * angles.cos() - odd * angles.sin(),
@@ -308,10 +311,8 @@ def test_every_quantity_is_measured(name, quantity):
         )
     # Infinite where more than 5 % of the eigenvalues are zero.
     of_singular = table["quantity"] == "condition_number"
-    assert (
-        set(table.loc[~of_singular, "status"]) <= {"ok"}
-        and table["value"].notna().all()
-    )
+    assert set(table.loc[~of_singular, "status"]) <= {"ok"}
+    assert table["value"].notna().all()
     assert (
         table.loc[of_singular, "status"].eq("nonfinite")
         == table.loc[of_singular, "value"].isin([math.inf])
@@ -366,4 +367,6 @@ def test_what_cannot_be_differentiated_twice_is_refused_by_name():
     problem = hessfig.Problem(Around(Flash()), torch.randn(2, LENGTH, 2), targets)
     with pytest.raises(UserError, match="cannot be differentiated twice") as caught:
         hessfig.measure(problem, blocks="first.weight")
-    assert caught.value.got and caught.value.allowed and caught.value.remedy
+    assert caught.value.got
+    assert caught.value.allowed
+    assert caught.value.remedy

@@ -164,7 +164,8 @@ def test_the_training_is_the_same_to_the_bit(tmp_path):
     assert all(
         torch.equal(one, other) for one, other in zip(states, found, strict=True)
     )
-    assert rest[:-1] == others[:-1] and torch.equal(rest[-1], others[-1])
+    assert rest[:-1] == others[:-1]
+    assert torch.equal(rest[-1], others[-1])
     assert len(numbers(tmp_path / "bits")) > 0
 
 
@@ -194,10 +195,8 @@ def test_measuring_keeps_within_its_share_of_the_time(tmp_path, monkeypatch):
     (message,) = (str(one.message) for one in told if "skipped" in str(one.message))
     assert "one takes 3 s, so expect one every 60 s of training" in message
     assert sorted(numbers(tmp_path / "mine")["step"]) == [0, *range(120, 401, 60)]
-    assert (
-        max(spent[120:]) <= 0.05 + 1e-9
-        and len([one for one in told if "skipped" in str(one.message)]) == 1
-    )
+    assert max(spent[120:]) <= 0.05 + 1e-9
+    assert len([one for one in told if "skipped" in str(one.message)]) == 1
     seen = json.loads((tmp_path / "mine" / "manifest.json").read_text())["monitor"]
     assert (
         seen["budget"]["spent_seconds"] <= 0.05 * seen["budget"]["training_seconds"] + 3
@@ -235,9 +234,8 @@ def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path, monkeypatch):
         for step in range(1001):
             watch(step)
             clock.now += 1
-    assert (
-        noted == [*(2**power for power in range(10)), 912] and watch.budget.spent == 22
-    )
+    assert noted == [*(2**power for power in range(10)), 912]
+    assert watch.budget.spent == 22
 
 
 def run(folder, killed_at):
@@ -273,7 +271,8 @@ def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(
     assert kept["step"].max() == 3 * ((killed_at - 1) // 6 - 1)
     assert run(folder, 0) == 0
     columns = ["step", "quantity", "value"]
-    again, truth = numbers(folder / "watched", *columns), numbers(whole, *columns)
+    again = numbers(folder / "watched", *columns)
+    truth = numbers(whole, *columns)
     pd.testing.assert_frame_equal(again, truth, rtol=1e-6)
 
 
@@ -287,9 +286,8 @@ def test_a_restart_measures_again_what_came_after_its_checkpoint(tmp_path):
     after = numbers(tmp_path / "mine")
     early = before["step"] < 6
     assert after[early].equals(before[early])
-    assert (after[~early]["value"] != before[~early]["value"]).all() and len(
-        after
-    ) == len(before)
+    assert (after[~early]["value"] != before[~early]["value"]).all()
+    assert len(after) == len(before)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
@@ -328,9 +326,12 @@ def test_every_reader_takes_the_folder(tmp_path, cli):
         in (tmp_path / "outputs" / "figures" / "figmine.svg").read_text()
     )
     shown = cli("slopes", "sweep.name=mine", "quantity=largest_eigenvalue")
-    assert shown.code == 0 and "log step" in shown.out and "step ≤ 1" not in shown.out
+    assert shown.code == 0
+    assert "log step" in shown.out
+    assert "step ≤ 1" not in shown.out
     checked = cli("check", "sweep.name=mine", "quantity=largest_eigenvalue")
-    assert checked.code == 1 and "no" in checked.out
+    assert checked.code == 1
+    assert "no" in checked.out
     assert cli("report").code == 0
 
 
@@ -338,7 +339,8 @@ def test_one_process_of_several_measures(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine")
-    assert watch(0) == {} and watch.skipped == []
+    assert watch(0) == {}
+    assert watch.skipped == []
     assert not (tmp_path / "mine").exists()
 
 
@@ -390,7 +392,8 @@ def test_a_network_that_changes_its_shapes_is_reported(tmp_path):
 
 
 def test_failures_are_not_noted_beside_a_table_of_another_training(tmp_path):
-    folder, model = tmp_path / "mine", Grows()
+    folder = tmp_path / "mine"
+    model = Grows()
     watched.monitor(model, folder, quantities=["loss"])(0)
     before = (folder / "manifest.json").read_bytes()
     watch = watched.monitor(model, folder, quantities=["loss"], overwrite=True)
@@ -402,10 +405,8 @@ def test_failures_are_not_noted_beside_a_table_of_another_training(tmp_path):
     model.map = nn.Linear(3, 2)
     with pytest.warns(RuntimeWarning, match="step 0 was not measured"):
         fresh(0)
-    assert (
-        failures(tmp_path / "fresh") == ["0"]
-        and not (tmp_path / "fresh" / "table.csv").exists()
-    )
+    assert failures(tmp_path / "fresh") == ["0"]
+    assert not (tmp_path / "fresh" / "table.csv").exists()
 
 
 def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, monkeypatch):

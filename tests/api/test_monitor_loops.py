@@ -110,7 +110,8 @@ def files_of(folder):
 
 def test_a_relative_folder_is_where_the_monitor_was_made(tmp_path, monkeypatch):
     """Table, manifest and lock stay together, a second owner is kept out, and runs read the table they were made of."""
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     here.mkdir()
     there.mkdir()
     monkeypatch.chdir(here)
@@ -204,7 +205,8 @@ PARTS = {
 @pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_a_network_with_a_compiled_part_is_followed(part, tmp_path):
-    plain, model = watched.network(), watched.network()
+    plain = watched.network()
+    model = watched.network()
     PARTS[part](model)
     watch = watched.monitor(model, tmp_path / "mine", quantities=["largest_eigenvalue"])
     watched.train(plain, lambda step: None, last=3)
@@ -257,7 +259,8 @@ def test_networks_of_torchscript_are_refused_with_a_remedy_that_works(
 def test_a_bridge_is_followed_while_it_is_trained(name, listed, tmp_path):
     """The numbers at a later step are those of hessfig.Problem(bridge, tokens) there."""
     # One of its own: others have run the shared one.
-    model, x = (bridge.__wrapped__(name), tokens())
+    model = bridge.__wrapped__(name)
+    x = tokens()
     options = {
         "every": 2,
         "max_fraction": None,

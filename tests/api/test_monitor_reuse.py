@@ -86,7 +86,8 @@ OTHERS = {
 
 def watch(folder, *, network=Net, **given):
     settings = {"loss": "cross_entropy", "batch": (X, Y), "outputs": "scores", **given}
-    loss, batch = settings.pop("loss"), settings.pop("batch")
+    loss = settings.pop("loss")
+    batch = settings.pop("batch")
     chosen = {
         "every": 1,
         "quantities": ["loss", "gradient_norm", "largest_eigenvalue"],
@@ -153,7 +154,8 @@ def test_no_number_of_another_optimiser_is_taken(tmp_path, rule):
             watching.close()
 
     before = measured("mine")
-    assert before and measured("mine") == before
+    assert before
+    assert measured("mine") == before
     with pytest.raises(OtherTraining, match="not of what step 0 is now"):
         measured("mine", **rule)
     assert measured("truth", **rule) != before
@@ -175,7 +177,8 @@ def test_what_differs_is_named(tmp_path):
 def test_attributes_that_a_training_moves_are_measured_as_they_are(tmp_path):
     """A temperature, say: the copy follows it, and a restart goes on where it has been seen to move."""
     network = Net()
-    watching, found = watch(tmp_path / "mine", network=lambda: network), []
+    watching = watch(tmp_path / "mine", network=lambda: network)
+    found = []
     for step in range(3):
         network.scale = 1.0 + step
         network.seen = network.a.weight * 2  # what a forward pass may leave behind
@@ -367,7 +370,8 @@ def test_an_edited_value_is_refused_by_readers(measured, cli):
         ["check", "sweep.name=mine", "quantity=loss"],
     ):
         shown = cli(*verb, f"output_dir={measured.parent}")
-        assert shown.code == 2 and "from another config or run" in shown.err
+        assert shown.code == 2
+        assert "from another config or run" in shown.err
 
 
 def test_a_kill_between_manifest_and_table_leaves_a_readable_folder(
@@ -412,9 +416,8 @@ def test_lost_measurements_are_told(measured):
         )
     watching(12)
     made = json.loads((measured / "manifest.json").read_text())
-    assert made["missing_cells"] == 3 and made["monitor"]["lost"] == [
-        [*one] for one in steps
-    ]
+    assert made["missing_cells"] == 3
+    assert made["monitor"]["lost"] == [[*one] for one in steps]
     assert (
         len(read_run(measured).table.drop_duplicates(["step", "quantity"])) == 8 - 3 + 2
     )

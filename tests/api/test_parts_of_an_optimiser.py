@@ -12,7 +12,9 @@ from hessfig.errors import UserError
 from tests.daily import daily
 from tests.double_backward import hessian
 
-LR, FIRST, SECOND = 1e-2, 0.9, 0.999
+LR = 1e-2
+FIRST = 0.9
+SECOND = 0.999
 
 
 def network():
@@ -34,7 +36,9 @@ def watched(net, optimiser, folder, batch=None, **settings):
     }
     # Fmt: skip.
     return hessfig.Monitor(
-        *(net, "cross_entropy", batch or data()),
+        net,
+        "cross_entropy",
+        batch or data(),
         folder=folder,
         every=1,
         optimiser=optimiser,

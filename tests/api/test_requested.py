@@ -30,7 +30,8 @@ def test_every_picture_of_the_gallery_has_a_sentence():
             (name for name in figures if stem == name or stem.startswith(f"{name}_")),
             key=len,
         )
-        page, seen = stem.removeprefix(name).lstrip("_"), figures[name].seen
+        page = stem.removeprefix(name).lstrip("_")
+        seen = figures[name].seen
         assert page in seen or EVERY_PAGE in seen, stem
 
 

@@ -53,7 +53,8 @@ def swept(tmp_path_factory):
 def test_a_script_needs_no_guard_and_its_table_is_that_of_the_command(swept):
     run = hessfig.read(swept)
     assert run.manifest["command"].startswith("hessfig run sweep=sigma model.d_model=4")
-    assert {*run.table["part"]} == {"H", "H_o", "H_f"} and run.folder == swept
+    assert {*run.table["part"]} == {"H", "H_o", "H_f"}
+    assert run.folder == swept
 
 
 def test_a_finished_sweep_is_reused(swept):
@@ -61,9 +62,8 @@ def test_a_finished_sweep_is_reused(swept):
     again = hessfig.run(
         "sigma", *SMALL, seeds=2, workers=1, output_dir=str(swept.parent)
     )
-    assert (swept / TABLE).read_bytes() == before and again.manifest["cells"][
-        "reused"
-    ] == 6
+    assert (swept / TABLE).read_bytes() == before
+    assert again.manifest["cells"]["reused"] == 6
 
 
 def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
@@ -106,7 +106,8 @@ def test_slopes_are_those_of_the_command(swept, cli):
 
 
 def test_words_of_a_figure_are_those_that_were_given(swept):
-    label, title = r"$\sigma$ [a, b] 'c'", r"\alpha, \\ {d} 100 %"
+    label = r"$\sigma$ [a, b] 'c'"
+    title = r"\alpha, \\ {d} 100 %"
     figure = hessfig.plot(swept, "3a", xlabel=label, title=title)
     assert {ax.get_xlabel() for ax in figure.axes} - {""} == {label}
     assert figure.get_suptitle() == title
@@ -126,9 +127,8 @@ def test_figures_are_matplotlibs_and_nothing_is_written(swept):
     }
     run = hessfig.read(swept)
     figure = run.plot("3a", **words, width=4.0)
-    assert (
-        figure.get_size_inches()[0] == 4.0 and figure.get_suptitle() == "Mine, by hand"
-    )
+    assert figure.get_size_inches()[0] == 4.0
+    assert figure.get_suptitle() == "Mine, by hand"
     assert {ax.get_xlabel() for ax in figure.axes} == {"", "scale"}
     assert not [ax for ax in figure.axes if ax.get_legend()]
     figure.axes[0].axvline(0.5)
@@ -149,7 +149,8 @@ def test_a_title_is_in_the_file_that_is_saved(swept, tmp_path):
         pictures.append(image.imread(tmp_path / "mine.png")[:, :, :3])
     plain, titled = pictures
     assert titled.shape == (len(plain) + 26, 400, 3)
-    assert (titled[26:] == plain).all() and titled[:26].min() < 0.5
+    assert (titled[26:] == plain).all()
+    assert titled[:26].min() < 0.5
 
 
 def test_titles_and_labels_are_settings_of_the_command(swept, cli):
@@ -162,7 +163,8 @@ def test_titles_and_labels_are_settings_of_the_command(swept, cli):
     ]
     assert cli("plot", *words).code == 0
     text = (swept.parent / "figures" / "fig3a.svg").read_text()
-    assert "<!-- Mine -->" in text and "Layer" not in text
+    assert "<!-- Mine -->" in text
+    assert "Layer" not in text
     assert (
         cli(
             "plot", "figure=3a", f"output_dir={swept.parent}", "figure.legend=somewhere"
@@ -185,14 +187,10 @@ def test_tables_show_value_and_error_first():
     with pd.option_context("display.width", 80, "display.max_columns", 0):
         assert str(table).split("\n")[0].split() == shown
     assert str(table).endswith("[6 rows x 19 columns]")
-    assert table.columns[0] == "sweep" and str(table[["value", "row"]]).split()[:2] == [
-        "value",
-        "row",
-    ]
-    assert (
-        "Problem of Linear" in problem._repr_html_()
-        and "<td>8</td>" in problem._repr_html_()
-    )
+    assert table.columns[0] == "sweep"
+    assert str(table[["value", "row"]]).split()[:2] == ["value", "row"]
+    assert "Problem of Linear" in problem._repr_html_()
+    assert "<td>8</td>" in problem._repr_html_()
     assert hessfig.plot(table, layout="bars").axes
 
 
@@ -216,7 +214,8 @@ def test_arrays_of_a_measured_table_are_drawn():
 @pytest.mark.long
 def test_another_quantity_of_a_monitor_is_drawn(tmp_path):
     """Each of these names the quantity; its folder is not below outputs, and no preset has its name."""
-    network, batch = nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
+    network = nn.Linear(3, 2)
+    batch = (torch.eye(3), torch.tensor([0, 1, 1]))
     options = {
         "every": 1,
         "max_fraction": None,

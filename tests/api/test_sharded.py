@@ -56,7 +56,9 @@ MONITOR = "monitor:mlp:layers"
 PLAN = {
     1: [
         *products("mlp:layers", "llama:root", "experts:layers"),
-        *("probes", TABLES[0], MONITOR),
+        "probes",
+        TABLES[0],
+        MONITOR,
     ],
     2: [
         *products(*ranks.NETWORKS),
@@ -67,11 +69,15 @@ PLAN = {
         *products(*ranks.NETWORKS[::7], end=":H_f:float32"),
         # Its encoder layer has ReLUs in one kernel with other operations, if without gradients.
         *products(*ranks.NETWORKS[::7], "encoder:layers", end=":H_o:float32"),
-        *("probes", "own_batches", *TABLES),
-        *(MONITOR, "monitor:llama:layers", "monitor_refused"),
+        "probes",
+        "own_batches",
+        *TABLES,
+        MONITOR,
+        "monitor:llama:layers",
+        "monitor_refused",
         *(f"refused:{kind}" for kind in REFUSED),
     ],
-    4: [*products("mlp:layers", "scalar:root", "llama:tensor"), *("probes", MONITOR)],
+    4: [*products("mlp:layers", "scalar:root", "llama:tensor"), "probes", MONITOR],
 }
 
 # Seconds without a case that ends, after which the processes are taken to hang: a limit
@@ -109,12 +115,14 @@ def launched(folder, plan):
 
 def wait_for(process, folder):
     """Wait for the end of the processes, which write a file after each case; end them if they write nothing more."""
-    written, since = 0, time.monotonic()
+    written = 0
+    since = time.monotonic()
     while process.poll() is None:
         time.sleep(0.2)
         now = len([*folder.glob("*.json")])
         if now > written:
-            written, since = now, time.monotonic()
+            written = now
+            since = time.monotonic()
         if time.monotonic() - since > PATIENCE:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -136,7 +144,9 @@ def flat(pieces):
 
 def product(net, part, vector, pairs):
     """Return the product of a part with a vector by plain double backward; pairs of weight and batch."""
-    at, total, found = [*trained(net).values()], sum(weight for weight, _ in pairs), 0
+    at = [*trained(net).values()]
+    total = sum(weight for weight, _ in pairs)
+    found = 0
     for weight, batch in pairs:
         with sdpa_kernel(SDPBackend.MATH):
             outputs = ranks.outputs_of(net, batch)

@@ -89,7 +89,8 @@ def test_an_error_is_stated_for_every_vector(name, dtype):
     ):
         right = truth @ vector
         off = float((operator @ vector - right).norm())
-        assert operator.last_errors is not None and operator.last_errors.shape == (1,)
+        assert operator.last_errors is not None
+        assert operator.last_errors.shape == (1,)
         assert off <= float(operator.last_errors)
         assert off <= (5e-3 if dtype == "float32" else 1e-4) * float(right.norm())
     assert truth.last_errors is None
@@ -141,9 +142,8 @@ def test_quantities_state_errors_that_cover_the_true_ones(name, dtype):
     strict = hessfig.measure(
         problem(name), **asked, dtype="float32", products="differences"
     )
-    assert (strict["status"] == "not_converged").all() and (
-        strict["error"] > 1e-6 * strict["value"]
-    ).all()
+    assert (strict["status"] == "not_converged").all()
+    assert (strict["error"] > 1e-6 * strict["value"]).all()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,8 @@ def test_dense_traces_have_the_error_of_their_products(block, dtype):
     )
     off = (table["value"] - truth["value"]).abs()
     shown = table["part"] != "H_f"  # zero for the last layer: rounding alone
-    assert (off <= table["error"])[shown].all() and (table["error"] > 0).all()
+    assert (off <= table["error"])[shown].all()
+    assert (table["error"] > 0).all()
     assert (table["error"] <= 1e-3 * truth["value"])[shown].all()
 
 
@@ -205,9 +206,11 @@ class Once(nn.Module):
 
 def test_networks_without_second_derivatives_have_eigenvalues_and_traces():
     torch.manual_seed(1)
-    elementary, once = Once(is_elementary=True), Once(is_elementary=False)
+    elementary = Once(is_elementary=True)
+    once = Once(is_elementary=False)
     once.load_state_dict(elementary.state_dict())
-    x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    x = torch.randn(8, 4)
+    y = torch.randint(0, 3, (8,))
     asked = {
         "blocks": ["all"],
         "parts": "H",
@@ -283,6 +286,5 @@ def test_vectors_that_are_mapped_to_zero_are_not_refused():
     product = operator @ vector
     assert operator.last_errors is not None
     assert float(product.norm()) <= float(operator.last_errors) <= 1e-2
-    assert (
-        not bool((operator @ (0 * vector)).any()) and float(operator.last_errors) == 0.0
-    )
+    assert not bool((operator @ (0 * vector)).any())
+    assert float(operator.last_errors) == 0.0

@@ -77,7 +77,8 @@ def part_in_place(network):
 )
 @pytest.mark.parametrize("has_run", daily([False, True], True))
 def test_what_is_compiled_is_measured_as_its_original(change, has_run, tmp_path):
-    network, dense = change(plain()), truth()
+    network = change(plain())
+    dense = truth()
     if has_run:
         F.cross_entropy(network(X), Y).backward()
     with warnings.catch_warnings(record=True) as said:
@@ -149,7 +150,8 @@ def ctc(outputs, targets):
 def elementary(outputs, targets):
     """CTC of the labels 1, 2 with the blank 0: minus the log of the sum over all paths, over the labels' number."""
     del targets
-    chances, labels = outputs.log_softmax(-1).exp(), [0, 1, 0, 2, 0]
+    chances = outputs.log_softmax(-1).exp()
+    labels = [0, 1, 0, 2, 0]
     reached = [chances[0, 0], chances[0, 1], *[chances.new_zeros(())] * 3]
     for row in chances[1:]:
         before = [*[row.new_zeros(())] * 2, *reached]
@@ -183,10 +185,8 @@ def test_a_loss_without_a_second_derivative_has_differences():
             products="differences",
             num_probes=40,
         ).iloc[0]
-        assert (
-            row["error"] > 0
-            and abs(row["value"] - float(dense.norm())) <= 4 * row["error"]
-        )
+        assert row["error"] > 0
+        assert abs(row["value"] - float(dense.norm())) <= 4 * row["error"]
         assert (
             row["error"] < (0.2 if estimator == "hutchinson" else 1e-7) * row["value"]
         )
@@ -374,7 +374,9 @@ def test_nothing_of_the_user_changes(name, loss):
     assert table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-9)
     found = problem.operator("all") @ torch.ones(len(dense), dtype=torch.float64)
     torch.testing.assert_close(found, dense.sum(1), rtol=1e-9, atol=1e-11)
-    assert torch.equal(x, X) and torch.equal(y, Y) and not x.requires_grad
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+    assert not x.requires_grad
     assert all(
         torch.equal(one, before[key]) for key, one in network.state_dict().items()
     )

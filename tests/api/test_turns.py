@@ -22,7 +22,8 @@ from hessfig.rng import TURN
 from hessfig.terms import Part
 from tests.daily import daily
 
-SMALL, LARGE = 8, 9_000
+SMALL = 8
+LARGE = 9_000
 ROWS = {"all": (0, "all")}
 
 
@@ -144,8 +145,10 @@ def test_threads_get_the_bits_of_one_thread(use, width):
     count = 3 if width == SMALL else 2
     alone = of(width)
     truth = [alone(number) for number in range(count * each)]
-    call, start = of(width), threading.Barrier(count)
-    found, failures = dict[int, Tensor](), list[BaseException]()
+    call = of(width)
+    start = threading.Barrier(count)
+    found = dict[int, Tensor]()
+    failures = list[BaseException]()
 
     def several(first):
         try:
@@ -176,7 +179,8 @@ def test_a_product_within_another_and_generators_in_turn(width, monkeypatch):
     first, second = (
         one.operator(block, dtype="float32") for block in ("all", "first.weight")
     )
-    u, v = vector(first.shape[1], 0), vector(second.shape[1], 1)
+    u = vector(first.shape[1], 0)
+    v = vector(second.shape[1], 1)
     truth = first @ u
     inner = second @ v
     seen = list[Tensor]()
@@ -187,7 +191,8 @@ def test_a_product_within_another_and_generators_in_turn(width, monkeypatch):
 
     monkeypatch.setattr(Network, "within", staticmethod(within))
     assert torch.equal(first @ u, truth)
-    assert len(seen) == 1 and torch.equal(seen[0], inner)
+    assert len(seen) == 1
+    assert torch.equal(seen[0], inner)
 
     def products(operator, along):
         for factor in (1, 2):
@@ -196,13 +201,15 @@ def test_a_product_within_another_and_generators_in_turn(width, monkeypatch):
     for factor, (outer, other) in enumerate(
         zip(products(first, u), products(second, v), strict=True), 1
     ):
-        assert torch.equal(outer, factor * truth) and torch.equal(other, factor * inner)
+        assert torch.equal(outer, factor * truth)
+        assert torch.equal(other, factor * inner)
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])
 def test_entries_are_read_between_products(width, monkeypatch):
     """During a product, torch swaps the weights of the network for others."""
-    operator, read = problem(width).operator("all", dtype="float32"), list[Any]()
+    operator = problem(width).operator("all", dtype="float32")
+    read = list[Any]()
     threads = list[threading.Thread]()
 
     def reading():
@@ -217,7 +224,8 @@ def test_entries_are_read_between_products(width, monkeypatch):
     operator @ torch.ones(operator.shape[1])
     for one in threads:
         one.join()
-    assert threads and read == [[3 * width]] * len(threads)
+    assert threads
+    assert read == [[3 * width]] * len(threads)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")

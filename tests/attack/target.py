@@ -32,7 +32,8 @@ ENTRIES = [
     "task.digits=1",
     "workers=2",
 ]
-CSV, RESULTS = "reference.csv", "results"
+CSV = "reference.csv"
+RESULTS = "results"
 SCRIPT = (
     sys.executable,
     str(Path(__file__).parents[2] / "scripts" / "published_values.py"),

@@ -83,7 +83,8 @@ def test_tables_of_studies(tmp_path, dice, ledger):
                 else ""
             )
             ledger.note("tables of studies (.csv)", silent=silent)
-    assert studies.is_whole(tmp_path) and not ledger.wrong("tables of studies (.csv)")
+    assert studies.is_whole(tmp_path)
+    assert not ledger.wrong("tables of studies (.csv)")
 
 
 @pytest.mark.parametrize("name", ["table.csv", "manifest.json", "slopes.csv"])
@@ -155,7 +156,8 @@ def test_pictures(tmp_path, dice, ledger):
     from hessfig.tasks.digits import pictures
 
     path = tmp_path / "own.npz"
-    images, labels = np.random.default_rng(0).random((10, 8, 8)), np.arange(10)
+    images = np.random.default_rng(0).random((10, 8, 8))
+    labels = np.arange(10)
     for save in (np.savez, np.savez_compressed):
         save(path, images=images, labels=labels)
         for where in damaged(path, dice, 1000):

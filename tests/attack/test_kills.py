@@ -26,7 +26,8 @@ READERS = {
 
 def killed(words, folder, dice, longest):
     """Start a command, send it or its whole group a signal within `longest` seconds; return what escaped, if any."""
-    number, group = dice.choice(SIGNALS), dice.random() < 0.5
+    number = dice.choice(SIGNALS)
+    group = dice.random() < 0.5
     run = subprocess.Popen(
         [COMMAND, *words],
         cwd=folder,

@@ -23,7 +23,8 @@ WORDS = (
     "seeds=1",
     "dry_run=true",
 )
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 FLIPS = 60  # of every file
 
 
@@ -245,7 +246,8 @@ def test_damage(sound, tmp_path, monkeypatch, call, ledger, dice, folder, file, 
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     shutil.copytree(sound, home)
-    path, kind = home / folder / file, DAMAGED if folder else IDS
+    path = home / folder / file
+    kind = DAMAGED if folder else IDS
     content = path.read_bytes()
     for turn in range(FLIPS):
         path.write_bytes(damaged(content, dice))
@@ -261,7 +263,8 @@ def test_damage(sound, tmp_path, monkeypatch, call, ledger, dice, folder, file, 
 
 def damaged(content, dice):
     """Return the content with one to four bytes changed near its beginning or anywhere, cut short, or repeated."""
-    found, reach = bytearray(content), dice.choice([64, 512, len(content)])
+    found = bytearray(content)
+    reach = dice.choice([64, 512, len(content)])
     for _ in range(dice.randint(1, 4)):
         found[dice.randrange(min(reach, len(found)))] = dice.randrange(256)
     turn = dice.randrange(4)

@@ -55,8 +55,6 @@ def test_swapped_files_are_refused_and_measured_again(place, ledger):
         else f"swapped files: exit {done.returncode}: {done.stderr[-200:]}",
     )
     run(place)
-    assert (
-        drawn(place) == sound
-        and command("plot", "figure=1", folder=place).returncode == 0
-    )
+    assert drawn(place) == sound
+    assert command("plot", "figure=1", folder=place).returncode == 0
     assert not ledger.wrong(KIND)

@@ -87,7 +87,8 @@ def escaped(done):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_closed_streams(place, ledger, verb):
-    kind, code = f"streams of {verb.split()[0]}", shell(verb, place).returncode
+    kind = f"streams of {verb.split()[0]}"
+    code = shell(verb, place).returncode
     for closed in [*CLOSED, *LOST]:
         done = shell(f"{verb} {closed}", place)
         other = (
@@ -117,7 +118,8 @@ def test_runs_with_closed_streams(pristine, tmp_path, ledger, closed):
     "verb", ["status sweep=sigma", "slopes sweep=sigma", "plot figure=3a"]
 )
 def test_environments(place, ledger, verb):
-    kind, figures = f"environments of {verb.split()[0]}", place / "outputs/figures"
+    kind = f"environments of {verb.split()[0]}"
+    figures = place / "outputs/figures"
     shell(verb, place)
     drawn = {
         path.name: path.read_bytes() for path in figures.glob("*.*") if path.is_file()
@@ -239,7 +241,11 @@ a: b
 [/model: gpt2]
 [override /model: x]
 """.strip().splitlines(),
-    *("|\n  text", "9" * 5000, "[" * 300 + "]" * 300, "x" * 5000, "1" + ",1" * 500),
+    "|\n  text",
+    "9" * 5000,
+    "[" * 300 + "]" * 300,
+    "x" * 5000,
+    "1" + ",1" * 500,
 ]
 
 
@@ -317,7 +323,8 @@ def mangled(text, dice):
     """Return a table with an entry replaced, a row cut short, twice or too long, or its end cut off."""
     lines = [line.split(",") for line in text.splitlines()]
     row = dice.choice(lines)
-    at, kind = dice.randrange(len(row)), dice.randrange(8)
+    at = dice.randrange(len(row))
+    kind = dice.randrange(8)
     if kind < 5:
         row[at] = dice.choice(CELLS)
     elif kind == 5:
@@ -332,7 +339,8 @@ def mangled(text, dice):
 
 def test_tables_of_any_content(place, call, dice, ledger):
     """Without a manifest, so that no checksum stands before the rules of a row."""
-    folder, kind = place / "outputs/sigma", "tables of any content"
+    folder = place / "outputs/sigma"
+    kind = "tables of any content"
     text = (folder / "table.csv").read_text()
     (folder / "manifest.json").unlink()
     for turn in range(400):

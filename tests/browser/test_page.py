@@ -17,7 +17,9 @@ def report(cli, tmp_path):
 @pytest.mark.parametrize("width", [375, 1280])
 def test_the_page_fits_and_loads_nothing(browser, report, width):
     context = browser.new_context(viewport={"width": width, "height": 900})
-    tab, said, loaded = context.new_page(), [], []
+    tab = context.new_page()
+    said = []
+    loaded = []
     tab.on("console", lambda message: said.append(message.text))
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.on("request", lambda request: loaded.append(request.url))
@@ -26,7 +28,8 @@ def test_the_page_fits_and_loads_nothing(browser, report, width):
     assert tab.evaluate(
         "[...document.images].every((one) => one.complete && one.naturalWidth > 0)"
     )
-    assert tab.title() == "hessfig report" and said == []
+    assert tab.title() == "hessfig report"
+    assert said == []
     assert [
         url for url in loaded if url != report and not url.startswith("data:")
     ] == []
@@ -38,5 +41,6 @@ def test_the_page_prints(browser, report):
     tab = context.new_page()
     tab.goto(report)
     printed = tab.pdf()
-    assert printed.startswith(b"%PDF") and len(printed) > 10_000
+    assert printed.startswith(b"%PDF")
+    assert len(printed) > 10_000
     context.close()

@@ -460,6 +460,6 @@ def test_a_terminal_of_ascii_is_served(verb, undisturbed):
         capture_output=True,
         check=False,
     )
-    assert (
-        found.returncode in (0, 1) and found.stdout and b"Traceback" not in found.stderr
-    )
+    assert found.returncode in (0, 1)
+    assert found.stdout
+    assert b"Traceback" not in found.stderr

@@ -42,7 +42,8 @@ def test_a_table_is_packed_and_compared_with_one_measured_again(cli, tmp_path):
     )
     assert cli("run", *SMALL, "seeds=2", "output_dir=again").code == 0
     answer = cli("compare", "again/sigma", str(folder), "tolerance=0")
-    assert answer.code == 0 and "18 numbers compared, 0 differ" in answer.out
+    assert answer.code == 0
+    assert "18 numbers compared, 0 differ" in answer.out
     assert cli("bundle", "outputs/sigma", "file=other.zip").code == 0
     assert (tmp_path / "other.zip").read_bytes() == (
         tmp_path / "sigma.zip"
@@ -57,17 +58,14 @@ def test_a_changed_table_is_neither_packed_nor_equal(cli, tmp_path):
         for noise, name in ((0.0, "a"), (0.1, "b"))
     )
     answer = cli("compare", str(ours), str(theirs), "rows=rows.csv")
-    assert (
-        answer.code == 1
-        and "largest difference" in answer.out
-        and (tmp_path / "rows.csv").is_file()
-    )
+    assert answer.code == 1
+    assert "largest difference" in answer.out
+    assert (tmp_path / "rows.csv").is_file()
     assert cli("compare", str(ours), str(ours)).code == 0
     (ours / "table.csv").write_text((theirs / "table.csv").read_text())
     refused = cli("bundle", str(ours))
-    assert (
-        refused.code == 2 and "another config or run than the manifest" in refused.err
-    )
+    assert refused.code == 2
+    assert "another config or run than the manifest" in refused.err
 
 
 @pytest.mark.usefixtures("workers")
@@ -107,4 +105,5 @@ def test_code_is_packed_with_what_it_imports_and_runs_elsewhere(
 def test_a_tolerance_is_a_relative_difference(cli, tmp_path, words):
     (tmp_path / "a.csv").write_text("x\n")
     answer = cli("compare", "a.csv", "a.csv", *words)
-    assert answer.code == 2 and "tolerance" in answer.err
+    assert answer.code == 2
+    assert "tolerance" in answer.err

@@ -169,18 +169,17 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli, tmp_path):
         line for line in answer.out.splitlines() if line.startswith("memory: ")
     )
     sizes = [float(size) for size in re.findall(r"([\d.]+) GiB", memory)]
-    assert (
-        "1 layer, batch 64) to " in memory
-        and "5 layers, batch 64) per worker" in memory
-        and sizes[0] < sizes[1] < 2
-    )
+    assert "1 layer, batch 64) to " in memory
+    assert "5 layers, batch 64) per worker" in memory
+    assert sizes[0] < sizes[1] < 2
     assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_setting_in_the_place_of_a_verb(cli):
     for word in ("--sweep=sigma", "sweep=sigma"):
         answer = cli(word)
-        assert answer.code == 2 and "hessfig run sweep=sigma" in answer.err
+        assert answer.code == 2
+        assert "hessfig run sweep=sigma" in answer.err
 
 
 def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed):
@@ -197,10 +196,8 @@ def test_a_piped_run_says_start_plan_and_end(undisturbed):
     again = here("run", *TOY, folder=undisturbed)
     assert again.returncode == 0
     first, *plan, summary, written = again.stdout.splitlines()
-    assert (
-        first.startswith("start: hessfig run sweep=sigma")
-        and plan[-1] == "nothing to do"
-    )
+    assert first.startswith("start: hessfig run sweep=sigma")
+    assert plan[-1] == "nothing to do"
     assert f"0 cells measured, {CELLS} reused, 0 failed" in summary
     assert written == "written: outputs/sigma/table.csv, outputs/sigma/manifest.json"
     assert again.stderr == ""
@@ -323,9 +320,8 @@ def test_the_manifest_holds_the_command_line(undisturbed):
 )
 def test_a_page_that_cannot_be_is_refused(cli, word):
     answer = cli("plot", "figure=3a", word)
-    assert answer.code == 2 and answer.err.startswith(
-        f"error: {word.partition('=')[0]}"
-    )
+    assert answer.code == 2
+    assert answer.err.startswith(f"error: {word.partition('=')[0]}")
 
 
 @pytest.mark.parametrize("content", ["sweep\n" + "x" * 200_000 + "\n", "\0", "a\nb\n"])
@@ -333,7 +329,8 @@ def test_status_of_a_table_that_is_none(cli, tmp_path, content):
     (tmp_path / "outputs/sigma").mkdir(parents=True)
     (tmp_path / "outputs/sigma/table.csv").write_text(content)
     answer = cli("status")
-    assert answer.code == 0 and "table: outputs/sigma/table.csv, " in answer.out
+    assert answer.code == 0
+    assert "table: outputs/sigma/table.csv, " in answer.out
     assert ("cannot be read" in answer.out) == (len(content) > 10)
 
 

@@ -148,19 +148,15 @@ def test_the_example_has_no_hessfig_and_finds_what_is_off(told):
     assert off.returncode == 1 and f"{KINDS} numbers differ" in off.stdout, (
         off.stdout + off.stderr
     )
-    assert (
-        told["another weight"].returncode == 1
-        and "differ" in told["another weight"].stdout
-    )
+    assert told["another weight"].returncode == 1
+    assert "differ" in told["another weight"].stdout
 
 
 @pytest.mark.long
 def test_the_example_says_what_it_does_not_know(told):
     found = told["another setting"]
-    assert (
-        found.returncode == 1
-        and "does not know model.attention=sigmoid" in found.stderr
-    )
+    assert found.returncode == 1
+    assert "does not know model.attention=sigmoid" in found.stderr
 
 
 @cache
@@ -215,7 +211,9 @@ def test_an_untrained_network_is_drawn_as_the_page_says(cli, tmp_path):
 @pytest.mark.parametrize(("seed", "changed"), [(0, ""), (1, ""), (10, "y"), (14, "x")])
 def test_the_batch_is_drawn_as_the_page_says(seed, changed):
     """Plain batches, and those that are enriched with carries, in y or in x."""
-    digits, base, size = 2, 10, 5
+    digits = 2
+    base = 10
+    size = 5
     words = [
         "sweep=sigma",
         "model.d_model=4",
@@ -250,7 +248,8 @@ def test_the_batch_is_drawn_as_the_page_says(seed, changed):
 
 
 def test_other_batches_and_probes_are_drawn_as_the_page_says():
-    digits, size = 3, 10
+    digits = 3
+    size = 10
     config = compose(
         ["sweep=sigma", f"task.digits={digits}", f"training.batch_size={size}"]
     ).config
@@ -265,16 +264,14 @@ def test_other_batches_and_probes_are_drawn_as_the_page_says():
     run = (places >= start) & (places < start + length)
     y[:count][run] = 9 - x[:count][run]
     found = training_batch(config, seed=7, step=4).inputs
-    assert torch.equal(found[:, :digits], x) and torch.equal(
-        found[:, digits + 1 : 2 * digits + 1], y
-    )
+    assert torch.equal(found[:, :digits], x)
+    assert torch.equal(found[:, digits + 1 : 2 * digits + 1], y)
     x, y = torch.randint(
         0, 10, (2, 5, digits), generator=documented()["stream"](0, "unseen", "addition")
     )
     found = unseen_sums(config.task, 5)
-    assert torch.equal(found[:, :digits], x) and torch.equal(
-        found[:, digits + 1 : 2 * digits + 1], y
-    )
+    assert torch.equal(found[:, :digits], x)
+    assert torch.equal(found[:, digits + 1 : 2 * digits + 1], y)
     named = {
         "frobenius": ("probes", 0.3, 2, "W_V"),
         "trace": ("probes", "trace", 0.3, 2, "W_V", "step", 20),
@@ -330,7 +327,8 @@ def test_weights_have_the_deviations_that_the_page_says(words, deviation):
             *words,
         ]
     ).config
-    network, place = build_network(config, sigma=0.3, seed=3), documented()
+    network = build_network(config, sigma=0.3, seed=3)
+    place = documented()
     for end, expected in deviation.items():
         names = [
             name
@@ -365,7 +363,8 @@ def test_an_export_can_be_loaded_again(tmp_path):
             f"state.path={tmp_path}/w.safetensors",
         ]
     ).config
-    read, made = drawn(again, sigma=None, seed=0), drawn(config, sigma=0.3, seed=9)
+    read = drawn(again, sigma=None, seed=0)
+    made = drawn(config, sigma=0.3, seed=9)
     assert all(map(torch.equal, read.network.parameters(), made.network.parameters()))
 
 
@@ -394,7 +393,8 @@ def test_names_stand_in_the_order_of_the_parameters():
 
 def _example():
     spec = spec_from_file_location("ten_numbers", SCRIPT)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -441,7 +441,8 @@ def test_vectors_have_the_order_that_the_page_says(tmp_path):
 
 def test_the_whole_hessian_has_the_orientation_that_the_page_says(tmp_path):
     network, (cell,) = _exported(["quantities=[hessian]"], tmp_path)
-    found, attn = compute_cell(cell).arrays, "layers.0.attn"
+    found = compute_cell(cell).arrays
+    attn = "layers.0.attn"
     linear = [f"{attn}.{one}" for one in "qkvo"] + [
         "layers.0.mlp.fc_in",
         "layers.0.mlp.fc_out",

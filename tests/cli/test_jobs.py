@@ -10,14 +10,14 @@ from tests.analysis.synthetic import make_table, write_sweep
 from tests.runs import TOY, rows
 
 SMALL = [
-    *[
-        "model=linear_mlp",
-        "model.d_model=4",
-        "task.digits=1",
-        "task.batch_size=2",
-        "grid.points=3",
-    ],
-    *["blocks=[W]", "workers=1", "estimator=dense"],
+    "model=linear_mlp",
+    "model.d_model=4",
+    "task.digits=1",
+    "task.batch_size=2",
+    "grid.points=3",
+    "blocks=[W]",
+    "workers=1",
+    "estimator=dense",
 ]
 OWN_SWEEP = """# @package _global_
 defaults:
@@ -39,7 +39,8 @@ blocks: [W]
 def test_a_table_of_other_settings_is_replaced_with_a_word(cli, tmp_path):
     assert cli("run", *SMALL, "seeds=2").code == 0
     stale = tmp_path / "outputs/sigma/slopes.csv"
-    assert cli("slopes", "sweep=sigma").code == 0 and stale.exists()
+    assert cli("slopes", "sweep=sigma").code == 0
+    assert stale.exists()
     assert "made with seeds=2 (now 1)" in cli("status", *SMALL, "seeds=1").out
     answer = cli("run", *SMALL, "seeds=1")
     assert (
@@ -204,9 +205,8 @@ def test_slopes_name_the_quantities_that_they_leave_out(tmp_path, capsys):
     words = ("sweep=sigma", f"output_dir={tmp_path}")
     assert ended("slopes", *words) == 0
     said = capsys.readouterr().out
-    assert (
-        "log ||block||_F" in said and "also in the table (quantity=NAME): erank" in said
-    )
+    assert "log ||block||_F" in said
+    assert "also in the table (quantity=NAME): erank" in said
     assert ended("slopes", *words, "quantity=erank") == 0
     assert "slope of log erank" in capsys.readouterr().out
     assert ended("check", *words, "quantity=erank") == 1

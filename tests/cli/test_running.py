@@ -26,15 +26,15 @@ def make(seed):
     return torch.nn.Linear(3, 2), torch.ones(4, 3), torch.zeros(4, 2), torch.nn.MSELoss()
 """
 SMALL = [
-    *(
-        "sweep=mlp",
-        "model.d_model=4",
-        "model.n_layers=2",
-        "task.digits=1",
-        "task.batch_size=2",
-        "grid.points=2",
-    ),
-    *("estimator=exact", "seeds=1", "workers=1"),
+    "sweep=mlp",
+    "model.d_model=4",
+    "model.n_layers=2",
+    "task.digits=1",
+    "task.batch_size=2",
+    "grid.points=2",
+    "estimator=exact",
+    "seeds=1",
+    "workers=1",
 ]
 STOPPED = "interrupted: finished cells are kept; run the same command to go on\n"
 
@@ -108,7 +108,8 @@ def stopped(folder, number, *, delay, times=1):
     for _ in range(times):
         os.killpg(run.pid, number)
         time.sleep(0.02)
-    code, said = run.wait(timeout=30), run.communicate()[1]
+    code = run.wait(timeout=30)
+    said = run.communicate()[1]
     return code, "".join(
         line
         for line in said.splitlines(keepends=True)
@@ -167,7 +168,8 @@ def test_what_the_shell_closed_leads_nowhere(closed, tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
     assert int((tmp_path / "own").read_text()) > 2
     for name, text in {">&-": done.stdout, "2>&-": done.stderr}.items():
         assert sorted(text.split()) == (
@@ -179,7 +181,8 @@ def test_figures_hear_nothing_of_the_environment(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "evil")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "x")
     _take_environment()
-    assert os.environ["MPLBACKEND"] == "agg" and "SOURCE_DATE_EPOCH" not in os.environ
+    assert os.environ["MPLBACKEND"] == "agg"
+    assert "SOURCE_DATE_EPOCH" not in os.environ
 
 
 def test_a_matplotlibrc_that_cannot_be_read_is_named(tmp_path):
@@ -210,7 +213,8 @@ def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch)
     machine.check_machine(Config(workers=1))
     assert changed == [(36, 4096)]
     long = pool._unstarted(OSError("AF_UNIX path too long"))
-    assert "TMPDIR" in str(long.got) and long.remedy.startswith("TMPDIR=")
+    assert "TMPDIR" in str(long.got)
+    assert long.remedy.startswith("TMPDIR=")
 
 
 @pytest.mark.skipif(
@@ -222,7 +226,8 @@ def test_output_that_is_lost_is_an_error_in_words(tmp_path):
     assert said.startswith(
         "error: the output cannot be written (No space left on device)\n  got:"
     )
-    assert "Traceback" not in said and "ignored" not in said
+    assert "Traceback" not in said
+    assert "ignored" not in said
 
 
 def test_a_deleted_current_folder_is_named(tmp_path):
@@ -313,9 +318,8 @@ def test_workers_beyond_the_cores_are_for_those_who_insist(cli):
 def test_a_place_that_can_be_no_folder_is_found_first(cli, verb, folder):
     answer = cli(verb, f"output_dir={folder}", "blocks=[W_V]", "estimator=exact")
     assert answer.code == 2
-    assert (
-        answer.err.startswith("error: cannot write (") and answer.err.count("\n") == 4
-    )
+    assert answer.err.startswith("error: cannot write (")
+    assert answer.err.count("\n") == 4
 
 
 @pytest.mark.parametrize("word", ["state.path", "model.factory"])
@@ -326,7 +330,8 @@ def test_a_name_that_is_too_long_is_no_file(cli, word):
     }
     ending = {"state.path": "", "model.factory": ".py:make"}[word]
     answer = cli("status", *kinds[word], f"{word}={'x' * 300}{ending}")
-    assert answer.code == 2 and f"{word}: there is no such file" in answer.err
+    assert answer.code == 2
+    assert f"{word}: there is no such file" in answer.err
 
 
 def test_got_is_the_last_of_equal_keys(cli):
@@ -361,14 +366,13 @@ def test_slice_measures_and_draws_one_network_at_once(tmp_path):
     }
     assert {".png", ".pdf", ".csv"} <= drawn
     again = here("slice", *words, folder=tmp_path)
-    assert again.returncode == 0 and "0 cells measured" in again.stdout
+    assert again.returncode == 0
+    assert "0 cells measured" in again.stdout
 
 
 def test_slice_refuses_a_direction_that_there_is_not(tmp_path):
     done = here("slice", "directions.along=[largest,sideways]", folder=tmp_path)
-    assert (
-        done.returncode == 2
-        and "sideways" in done.stderr
-        and "directions.along" in done.stderr
-    )
+    assert done.returncode == 2
+    assert "sideways" in done.stderr
+    assert "directions.along" in done.stderr
     assert not any(tmp_path.iterdir())

@@ -46,7 +46,8 @@ def test_wrong_exponent_fails_and_is_named(outputs, part):
     query = (frame.row == "W_Q") & (frame.part == part)
     frame.loc[query, "predicted"] = {"H_o": 5.0, "H_f": 6.0}[part]
     (violation,) = gate.violations(frame, TOLERANCE)
-    assert "W_Q" in violation and part in violation
+    assert "W_Q" in violation
+    assert part in violation
 
 
 def test_gate_exits_1_naming_every_slope_outside(outputs):
@@ -65,10 +66,11 @@ def test_programs_read_verdicts_slopes_and_progress_as_json(outputs):
     place = ("sweep=sigma", f"output_dir={outputs}")
     checked = here("check", *place, "tolerance=0.0001", "format=json", folder=outputs)
     found = json.loads(checked.stdout)
-    assert (
-        checked.returncode == 1 and not found["passes"] and found["tolerance"] == 0.0001
-    )
-    assert len(found["slopes"]) == 6 and found["slopes"][0]["window_low"] is None
+    assert checked.returncode == 1
+    assert not found["passes"]
+    assert found["tolerance"] == 0.0001
+    assert len(found["slopes"]) == 6
+    assert found["slopes"][0]["window_low"] is None
     rows = json.loads(
         here("slopes", *place, "rows=W_Q", "format=json", folder=outputs).stdout
     )["rows"]
@@ -100,4 +102,5 @@ def test_levels_are_in_files_of_their_own(outputs):
         f"output_dir={outputs}",
         folder=outputs,
     )
-    assert done.returncode == 2 and "format=csv" in done.stderr
+    assert done.returncode == 2
+    assert "format=csv" in done.stderr

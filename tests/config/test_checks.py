@@ -40,7 +40,8 @@ BAD = {
 def test_bad_settings_are_refused_by_name(message):
     with pytest.raises(UserError, match=message) as caught:
         check_config(Config(**BAD[message]))
-    assert caught.value.allowed and caught.value.remedy
+    assert caught.value.allowed
+    assert caught.value.remedy
     assert caught.value.got is not None
 
 

@@ -37,27 +37,22 @@ TOY = {
 VARIANTS = [2, pytest.param(7, marks=pytest.mark.slow)]
 # Of sweeps over a training.
 TOY_TRAINING = {
-    **{
-        "state.step": "[1,3]",
-        "training.steps": 3,
-        "training.warmup": 1,
-        "training.batch_size": 4,
-    },
-    **{"training.evaluation_size": 8, "blocks": "[W_U]"},
+    "state.step": "[1,3]",
+    "training.steps": 3,
+    "training.warmup": 1,
+    "training.batch_size": 4,
+    "training.evaluation_size": 8,
+    "blocks": "[W_U]",
 }
 # Of sweeps along k, on top.
 TOY_SAMPLES = {
-    **{
-        "task.batch_size": 6,
-        "landscape.permutations": 5,
-        "landscape.points": 4,
-        "landscape.draws": 2,
-    },
-    **{
-        "landscape.first": 1,
-        "landscape.curvatures": 1,
-        "landscape.dimensions": "[1,2]",
-    },
+    "task.batch_size": 6,
+    "landscape.permutations": 5,
+    "landscape.points": 4,
+    "landscape.draws": 2,
+    "landscape.first": 1,
+    "landscape.curvatures": 1,
+    "landscape.dimensions": "[1,2]",
 }
 ENCODERS = ["trained_transformers", "trained_spectra"]
 RACE = ["race"]

@@ -175,7 +175,8 @@ def here(tmp_path, monkeypatch):
 
 def changed(base, key, value):
     """Return what a further word asks, as `hessfig run` does, without composing all of it again."""
-    composed, word = base.composed.copy(), f"{key}={value}"
+    composed = base.composed.copy()
+    word = f"{key}={value}"
     OmegaConf.update(composed, key, command_settings([word])[key], force_add=True)
     return Job(composed, (*base.words, word), None)
 
@@ -274,7 +275,8 @@ def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(
 ):
     """Keys hold all settings of network and data, so that they do not tell."""
     base = compose(NETWORKS[name])
-    known, given = measured(base), {word.partition("=")[0] for word in NETWORKS[name]}
+    known = measured(base)
+    given = {word.partition("=")[0] for word in NETWORKS[name]}
     told = [
         one
         for key, one in settings().items()
@@ -329,10 +331,8 @@ def test_a_setting_that_means_another_implies_it_and_says_so(words, here, capsys
         words
     ]
     said = capsys.readouterr().err
-    assert (
-        f"note: {words[0].partition('=')[0]} implies" in said
-        and job.words[-1].split("=")[0] in said
-    )
+    assert f"note: {words[0].partition('=')[0]} implies" in said
+    assert job.words[-1].split("=")[0] in said
 
 
 def test_what_contradicts_an_implication_is_refused(here):

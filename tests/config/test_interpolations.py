@@ -57,7 +57,8 @@ def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path, place, reference)
     (tmp_path / "sweep/mine.yaml").write_text(PLACES[place].format(reference))
     with pytest.raises(UserError) as caught:
         checked_job(["sweep=mine"], own_folder(str(tmp_path)))
-    assert SECRET not in str(caught.value) and "2026" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert "2026" not in str(caught.value)
     assert caught.value.remedy
 
 
@@ -68,13 +69,15 @@ def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path, place, reference)
 def test_so_do_words_of_the_command_line(key, reference):
     with pytest.raises(UserError) as caught:
         VERBS["run"].job(["sweep=sigma", f"{key}={reference}"])
-    assert SECRET not in str(caught.value) and caught.value.remedy
+    assert SECRET not in str(caught.value)
+    assert caught.value.remedy
 
 
 def test_nothing_is_written_where_a_word_refers_to_the_environment(cli, tmp_path):
     for verb in ("run", "slopes", "export"):
         answer = cli(verb, "sweep=sigma", "output_dir=${oc.env:SECRET}")
-        assert answer.code == 2 and SECRET not in answer.out + answer.err
+        assert answer.code == 2
+        assert SECRET not in answer.out + answer.err
     with pytest.raises(UserError, match=r"unsupported interpolation type oc\.env"):
         run("sigma", "output_dir=${oc.env:SECRET}")
     assert list(tmp_path.iterdir()) == []
@@ -89,7 +92,8 @@ def test_resolvers_of_an_application_stay():
 
 def test_another_thread_sees_what_is_the_applications():
     """While hessfig composes, other threads resolve, register, compose and copy as before."""
-    hydra, none = GlobalHydra.instance(), object()
+    hydra = GlobalHydra.instance()
+    none = object()
 
     def other():
         OmegaConf.register_new_resolver("late", lambda: 4, replace=True)
@@ -103,15 +107,13 @@ def test_another_thread_sees_what_is_the_applications():
     before = [*BaseContainer._resolvers]
     with _own_hydra(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(other).result() == (f"{SECRET}4", hydra, [*before, "late"])
-        assert [*BaseContainer._resolvers] == [] and Singleton._instances.get(
-            GlobalHydra, none
-        ) is none
+        assert [*BaseContainer._resolvers] == []
+        assert Singleton._instances.get(GlobalHydra, none) is none
     assert OmegaConf.create({"a": "${late:}"}).a == 4
     with _no_resolvers(), ThreadPoolExecutor(1) as pool:
         pool.submit(OmegaConf.clear_resolvers).result()
-    assert not OmegaConf.has_resolver("late") and isinstance(
-        BaseContainer._resolvers, dict
-    )
+    assert not OmegaConf.has_resolver("late")
+    assert isinstance(BaseContainer._resolvers, dict)
 
 
 def test_a_setting_may_be_another_ones(tmp_path):
@@ -142,4 +144,5 @@ def test_a_default_elsewhere_is_refused_for_what_it_holds(tmp_path, default):
         UserError, match=r"there is no|unsupported interpolation type"
     ) as caught:
         checked_job(["sweep=mine"], own_folder(str(tmp_path)))
-    assert SECRET not in str(caught.value) and caught.value.remedy
+    assert SECRET not in str(caught.value)
+    assert caught.value.remedy

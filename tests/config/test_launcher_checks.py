@@ -26,7 +26,8 @@ from hessfig.errors import UserError
     ],
 )
 def test_a_size_is_what_slurm_understands(text, slurm, size):
-    assert slurm_memory(text) == slurm and size_in_bytes(text) == size
+    assert slurm_memory(text) == slurm
+    assert size_in_bytes(text) == size
 
 
 def test_a_worker_has_the_memory_that_is_asked_of_slurm():

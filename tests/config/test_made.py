@@ -83,11 +83,9 @@ def test_lists_groups_and_variants_are_compared_too(tmp_path, asked, message):
         matching_folder(job(asked, f"output_dir='{tmp_path}'"))
     assert message in str(caught.value)
     assert "is from another config" in str(caught.value)
-    assert (
-        caught.value.got
-        and caught.value.allowed
-        and "hessfig run sweep=sigma" in caught.value.remedy
-    )
+    assert caught.value.got
+    assert caught.value.allowed
+    assert "hessfig run sweep=sigma" in caught.value.remedy
 
 
 def test_a_table_that_is_missing_is_one_command_away(tmp_path):
@@ -128,7 +126,8 @@ def test_a_broken_manifest_is_named(tmp_path, text):
         UserError, match=r"not a manifest(.|\n)*hessfig run sweep=sigma"
     ) as caught:
         matching_folder(job(f"output_dir='{tmp_path}'"))
-    assert caught.value.got and caught.value.allowed
+    assert caught.value.got
+    assert caught.value.allowed
 
 
 ABOUT = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
@@ -204,7 +203,8 @@ def test_the_preset_of_a_table_is_the_sweep_its_command_named(
     path = made(tmp_path, *words)
     path.write_text(json.dumps({**json.loads(path.read_text()), "command": command}))
     found = preset_in(path.parent, None)
-    assert found is not None and found.name == preset
+    assert found is not None
+    assert found.name == preset
     assert [one.key for one in found.changed] == changed
     assert [one.key for one in found.of_network] == other
 

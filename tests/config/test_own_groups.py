@@ -121,7 +121,9 @@ def test_mistakes_are_named_with_their_file(write, name):
         checked_job(["sweep=bad"], own)
     error = caught.value
     assert str(own / "sweep/bad.yaml") in str(error)
-    assert error.got is not None and error.allowed and error.remedy
+    assert error.got is not None
+    assert error.allowed
+    assert error.remedy
     for words in said:
         assert words in str(error)
 
@@ -191,7 +193,8 @@ ENDLESS = {
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.long
 def test_files_without_end_are_refused_at_once(write, kind):
-    own, started = write(sweep__mine=MINE), time.process_time()
+    own = write(sweep__mine=MINE)
+    started = time.process_time()
     ENDLESS[kind](own / "sweep/other.yaml")
     with pytest.raises(UserError, match=r"other.yaml cannot be read"):
         own_folder(str(own))

@@ -22,78 +22,70 @@ from hessfig.verbs import VERBS
 PINS = {"task.sha256", "model.sha256", "state.sha256"}
 PLACES = {"model.path", "model.download", "task.path"}
 ADDED = {
-    *(
-        "estimator.rules",
-        "spectrum.starts",
-        "model.initialisation",
-        "model.sink",
-        "model.sink_beta",
-        "model.scaled_weight",
-        "model.weight_scale",
-    ),
-    *(
-        "model.patch",
-        "model.path",
-        "model.random",
-        "model.download",
-        "model.architecture",
-        "model.vocabulary",
-    ),
-    *(
-        "task.path",
-        "task.length",
-        "task.first_scored",
-        "task.base",
-        "training.curvature",
-        "training.refresh",
-    ),
-    *(
-        "model.attention_bias",
-        "model.differential_lambda",
-        "model.differential_norm",
-        "model.scores",
-        "model.softcap",
-    ),
-    *(
-        "model.centring",
-        "model.norm_kind",
-        "model.norm_eps",
-        "model.positions",
-        "model.n_kv_heads",
-        "model.gate",
-        "model.tied",
-    ),
-    *(
-        "model.window",
-        "model.residual_scale",
-        "task.label_smoothing",
-        "task.weight_decay",
-        "task.correlation",
-    ),
-    *("landscape.dimensions", "approximation.subsets", "approximation.left_out"),
-    *("model.name", "task.masked_share", "task.masked_as", "task.mask_id"),
-    *("task.draw", "state.draw", "estimator.probes"),
-    *("training.damping", "training.clip_norm"),
-    *(
-        "directions.named",
-        "directions.rules",
-        "directions.gradients",
-        "directions.starts",
-    ),
+    "estimator.rules",
+    "spectrum.starts",
+    "model.initialisation",
+    "model.sink",
+    "model.sink_beta",
+    "model.scaled_weight",
+    "model.weight_scale",
+    "model.patch",
+    "model.path",
+    "model.random",
+    "model.download",
+    "model.architecture",
+    "model.vocabulary",
+    "task.path",
+    "task.length",
+    "task.first_scored",
+    "task.base",
+    "training.curvature",
+    "training.refresh",
+    "model.attention_bias",
+    "model.differential_lambda",
+    "model.differential_norm",
+    "model.scores",
+    "model.softcap",
+    "model.centring",
+    "model.norm_kind",
+    "model.norm_eps",
+    "model.positions",
+    "model.n_kv_heads",
+    "model.gate",
+    "model.tied",
+    "model.window",
+    "model.residual_scale",
+    "task.label_smoothing",
+    "task.weight_decay",
+    "task.correlation",
+    "landscape.dimensions",
+    "approximation.subsets",
+    "approximation.left_out",
+    "model.name",
+    "task.masked_share",
+    "task.masked_as",
+    "task.mask_id",
+    "task.draw",
+    "state.draw",
+    "estimator.probes",
+    "training.damping",
+    "training.clip_norm",
+    "directions.named",
+    "directions.rules",
+    "directions.gradients",
+    "directions.starts",
     *PINS,
 }
 OF_NETWORKS = (
-    *(
-        "task",
-        "model",
-        "state",
-        "training",
-        "grid",
-        "estimator",
-        "spectrum",
-        "landscape",
-        "approximation",
-    ),
+    "task",
+    "model",
+    "state",
+    "training",
+    "grid",
+    "estimator",
+    "spectrum",
+    "landscape",
+    "approximation",
     "directions",
     "compression",
 )
@@ -139,14 +131,21 @@ def test_a_sweep_is_named_read_and_measured():
             ("sweep.windows", "sweep.average", "sweep.predictions"), Role.fit
         ),
     }
-    assert "sweep.axis" in with_role(*OF_NUMBERS) and role_of("sweep") == Role.label
+    assert "sweep.axis" in with_role(*OF_NUMBERS)
+    assert role_of("sweep") == Role.label
 
 
 def test_words_that_ask_nothing_of_a_table():
     single = {key for key in with_role(Role.reading) if "." not in key}
     assert single == {
-        *("style", "tolerance", "levels", "quantity", "rows", "part"),
-        *("format", "powers_of"),
+        "style",
+        "tolerance",
+        "levels",
+        "quantity",
+        "rows",
+        "part",
+        "format",
+        "powers_of",
     }
     assert (
         role_of("figure")
@@ -192,4 +191,5 @@ def test_defaults_and_examples_are_allowed():
     ):
         with pytest.raises(UserError, match=key) as caught:
             settings()[key].check(low)
-        assert caught.value.allowed and key in caught.value.remedy
+        assert caught.value.allowed
+        assert key in caught.value.remedy

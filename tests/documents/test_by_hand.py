@@ -25,27 +25,21 @@ sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], {}, "__main__")
 """
 SMALL = (
-    *(
-        "sweep=sigma",
-        "sweep.vary={}",
-        "grid.values=[0.5]",
-        "seeds=1",
-        "estimator=dense",
-        "dtype=float64",
-    ),
-    *(
-        "model.d_model=8",
-        "model.n_heads=2",
-        "model.d_mlp=6",
-        "model.mlp=gelu",
-        "task.digits=1",
-        "task.batch_size=10",
-    ),
-    *(
-        "training.batch_size=8",
-        "quantities=[approximations,pruning,quantisation]",
-        "compression.shares=[0.3,0.7]",
-    ),
+    "sweep=sigma",
+    "sweep.vary={}",
+    "grid.values=[0.5]",
+    "seeds=1",
+    "estimator=dense",
+    "dtype=float64",
+    "model.d_model=8",
+    "model.n_heads=2",
+    "model.d_mlp=6",
+    "model.mlp=gelu",
+    "task.digits=1",
+    "task.batch_size=10",
+    "training.batch_size=8",
+    "quantities=[approximations,pruning,quantisation]",
+    "compression.shares=[0.3,0.7]",
 )
 TRAINED = (
     "state=trained",
@@ -135,7 +129,8 @@ def test_every_row_of_a_network_of_today_is_recomputed(name, examples, tmp_path)
     )
     for file, content in files.items():
         (tmp_path / file).write_bytes(content)
-    network, is_same = examples[0].Today(tmp_path), examples[0].is_same
+    network = examples[0].Today(tmp_path)
+    is_same = examples[0].is_same
     table = {
         (
             row["quantity"],

@@ -67,7 +67,8 @@ def exponents(rows, window=WHOLE):
 
 
 def gap(rows, window=SMALL):
-    query, value = chosen(rows, row="W_Q"), chosen(rows, row="W_V")
+    query = chosen(rows, row="W_Q")
+    value = chosen(rows, row="W_V")
     return exponents(query, window) - exponents(value, window)
 
 
@@ -122,7 +123,8 @@ def _more_negative(norm, blocks):
 
 
 def pre_norm():
-    pre, none = table("layernorm"), table("sigma")
+    pre = table("layernorm")
+    none = table("sigma")
     small = gap(pre, SMALL).abs() / gap(none, SMALL).abs()
     large = gap(pre, LARGE).abs() / gap(none, LARGE).abs()
     return [shown(small, 2), shown(large, 2)]
@@ -144,7 +146,8 @@ def _largest(sweep, row):
 
 def layers():
     last = chosen(table("depth"), num_layers=5, row="W_V")
-    first, top = chosen(last, layer=1), chosen(last, layer=5)
+    first = chosen(last, layer=1)
+    top = chosen(last, layer=5)
     lower = np.log10(inside(first, PRACTICAL).set_index("sigma")["value"])
     upper = np.log10(inside(top, PRACTICAL).set_index("sigma")["value"])
     seeds = inside(top, PRACTICAL)["seed"].to_numpy()
@@ -178,7 +181,8 @@ def _off(window):
 
 
 def heads():
-    outer, functional = table("heads", "H_o"), table("heads", "H_f")
+    outer = table("heads", "H_o")
+    functional = table("heads", "H_f")
     both = {}
     for sigma in (0.1, 0.3, 1.0):
         here = chosen(outer, sigma=sigma)
@@ -245,7 +249,8 @@ def _query_over_value(sweep, **values):
 
 def wide_keys():
     spread = table("wide_keys", part="", quantity="pattern_spread")
-    narrow, wide = by_seed(spread, d_head="1"), by_seed(spread, d_head="64")
+    narrow = by_seed(spread, d_head="1")
+    wide = by_seed(spread, d_head="64")
     return [shown(np.log10(narrow / wide), 3)]
 
 
@@ -260,7 +265,8 @@ def one_matrix():
     functional = chosen(table("score_split", "H_fT"), sigma=0.1)
     # With one weight, norms of H_f^T are 0, which `table` drops.
     assert set(functional["query_key"]) == {"separate"}
-    outer, functional = by_seed(outer, query_key="separate"), by_seed(functional)
+    outer = by_seed(outer, query_key="separate")
+    functional = by_seed(functional)
     return [shown(functional / (outer + functional), 3)]
 
 
@@ -289,8 +295,10 @@ EQUAL_LOSSES = 5
 
 def muon():
     """Return log10 of AdamW's over Muon's curvature at three rates of AdamW, and of AdamW's at two rates."""
-    adamw, other = _update_curvatures("adamw"), _update_curvatures("muon")
-    lower, higher = _adamw_at(0.0015), _adamw_at(0.006)
+    adamw = _update_curvatures("adamw")
+    other = _update_curvatures("muon")
+    lower = _adamw_at(0.0015)
+    higher = _adamw_at(0.006)
     pairs = (adamw, other), (lower, other), (higher, other), (lower, higher)
     return [shown(at_equal_losses(*pair), 2) for pair in pairs]
 
@@ -303,7 +311,8 @@ def at_equal_losses(first, second):
     """
     means = {}
     for seed in first.index.unique("seed"):
-        one, other = first.xs(seed, level="seed"), second.xs(seed, level="seed")
+        one = first.xs(seed, level="seed")
+        other = second.xs(seed, level="seed")
         low = max(one["loss"].min(), other["loss"].min())
         high = min(one["loss"].max(), other["loss"].max())
         losses = np.linspace(low, high, EQUAL_LOSSES)
@@ -340,7 +349,8 @@ def widening():
     """Return the exponents of the largest eigenvalue of the whole network in the number of layers and in the width."""
     deep = chosen(table("model_size_depth", "H", "largest_eigenvalue"), row="all")
     wide = chosen(table("model_size_width", "H", "largest_eigenvalue"), row="all")
-    layers, widths = deep["num_layers"], wide["d_model"].astype(float)
+    layers = deep["num_layers"]
+    widths = wide["d_model"].astype(float)
     return [
         shown(exponents(deep.assign(sigma=layers)), 1),
         shown(exponents(wide.assign(sigma=widths)), 2),

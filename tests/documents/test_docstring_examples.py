@@ -18,7 +18,8 @@ WITH_EXAMPLES = [name_of(path) for path in MODULES if "\n    >>> " in path.read_
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_examples_print_what_they_show(module):
     found = doctest.testmod(import_module(module))
-    assert found.attempted and not found.failed
+    assert found.attempted
+    assert not found.failed
 
 
 @pytest.mark.parametrize("name", curvature.__all__)
@@ -30,8 +31,11 @@ def test_every_public_name_of_the_library_has_an_example(name):
 
 PUBLIC = [
     *(name for name in hessfig.__all__ if name != "__version__"),
-    *("Problem.operator", "Problem.approximation"),
-    *("lens.attention_patterns", "lens.attention_scores", "lens.residual_norms"),
+    "Problem.operator",
+    "Problem.approximation",
+    "lens.attention_patterns",
+    "lens.attention_scores",
+    "lens.residual_norms",
 ]
 
 
@@ -39,11 +43,9 @@ PUBLIC = [
 def test_every_public_name_has_an_example_and_its_parameters_described(name):
     public = attrgetter(name)(hessfig)
     text = str(inspect.getdoc(public))
-    assert (
-        "\nExamples\n---" in text
-        and ">>> " in text
-        and public.__module__ in WITH_EXAMPLES
-    )
+    assert "\nExamples\n---" in text
+    assert ">>> " in text
+    assert public.__module__ in WITH_EXAMPLES
     described = "\n".join(re.findall(r"^\*{0,2}\w.*$", text, flags=re.MULTILINE))
     missing = [
         each

@@ -116,9 +116,8 @@ def _width(folder):
     assert set(table["variant"]) == {f"model.d_model={width}" for width in (4, 8, 16)}
     assert (folder / "outputs/figures/figwidth.png").is_file()
     slopes = pd.read_csv(folder / "outputs/width/slopes.csv")
-    assert set(slopes["num_points"]) <= {0, 3} and set(slopes["prediction"]) == {
-        "unknown"
-    }
+    assert set(slopes["num_points"]) <= {0, 3}
+    assert set(slopes["prediction"]) == {"unknown"}
 
 
 def _variants(folder):
@@ -126,7 +125,8 @@ def _variants(folder):
         pd.read_csv(folder / f"outputs/figures/fig{name}.csv")
         for name in ("all", "some")
     )
-    assert len(every["variant"].unique()) == 9 and len(some["variant"].unique()) == 2
+    assert len(every["variant"].unique()) == 9
+    assert len(some["variant"].unique()) == 2
 
 
 def _quantities(folder):
@@ -155,10 +155,8 @@ def _own(folder):
 
 def _named(folder):
     table = pd.read_csv(folder / "outputs/network/table.csv")
-    assert set(table["row"]) == {"filters", "readout"} and set(table["quantity"]) == {
-        "frobenius",
-        "trace",
-    }
+    assert set(table["row"]) == {"filters", "readout"}
+    assert set(table["quantity"]) == {"frobenius", "trace"}
     assert dict(zip(table["row"], table["layer"], strict=True)) == {
         "filters": 1,
         "readout": 2,
@@ -246,7 +244,8 @@ def test_files_a_page_names_are_there(page):
             f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders
         )
     ]
-    assert len(named) > 0 and not missing
+    assert len(named) > 0
+    assert not missing
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -292,7 +291,8 @@ def _check_choices(word):
 def test_exceptions_are_still_needed():
     said = [*(line for page in PAGES for line in pages.commands(text_of(page)))]
     words = [*(word for page in PAGES for word in pages.settings_named(text_of(page)))]
-    assert set(NOT_COMPOSED) <= set(said) and set(NO_SETTINGS) <= set(words)
+    assert set(NOT_COMPOSED) <= set(said)
+    assert set(NO_SETTINGS) <= set(words)
     assert len(set(said)) > 80
 
 
@@ -341,7 +341,8 @@ def test_broken_links_are_found():
 
 
 def test_every_page_and_picture_can_be_reached_from_the_readme():
-    reached, new = set[Path](), {ROOT / "README.md"}
+    reached = set[Path]()
+    new = {ROOT / "README.md"}
     while new:
         reached |= new
         told = {
@@ -374,7 +375,8 @@ def test_a_release_begins_with_a_page_for_users():
     dropped = re.findall(
         r"^\| .+ \| ([\d.]+) \| .+ \| ([\d.]+) \|$", page, flags=re.MULTILINE
     )
-    assert dropped and all(
+    assert dropped
+    assert all(
         since < until and until > hessfig.__version__ for since, until in dropped
     )
 
@@ -436,10 +438,8 @@ def test_the_readme_is_one_screen():
 def test_the_first_screen_names_the_tests_with_their_minutes():
     first = text_of("README.md").partition("\n## ")[0]
     (minutes,) = re.findall(r"^make test +# (\d+) minutes", first, flags=re.MULTILINE)
-    assert (
-        f"the everyday tests, {minutes} minutes" in text_of("CONTRIBUTING.md")
-        and "\nmake figure-3a " in first
-    )
+    assert f"the everyday tests, {minutes} minutes" in text_of("CONTRIBUTING.md")
+    assert "\nmake figure-3a " in first
 
 
 @pytest.mark.usefixtures("workers")
@@ -479,12 +479,11 @@ def test_the_version_is_one():
         == wheels
     )
     assert text_of("data/CITATION.cff") == text_of("CITATION.cff")
-    assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"
+    assert cited["license"] == project["license"]
+    assert cited["cff-version"] == "1.2.0"
     paper = cited["preferred-citation"]
-    assert (
-        paper["title"].lower() in text_of("README.md").replace("\n", " ").lower()
-        and paper["year"] == 2025
-    )
+    assert paper["title"].lower() in text_of("README.md").replace("\n", " ").lower()
+    assert paper["year"] == 2025
     assert all(
         author["family-names"] in text_of("README.md") for author in paper["authors"]
     )

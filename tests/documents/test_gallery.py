@@ -18,7 +18,8 @@ from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 from tests.pages import ROOT
 
-IMAGES, TABLES = ROOT / "docs" / "img", ROOT / "docs" / "tables"
+IMAGES = ROOT / "docs" / "img"
+TABLES = ROOT / "docs" / "tables"
 RECORDS = json.loads((IMAGES / "manifest.json").read_text())
 FIGURES = {figure.name: figure for figure in shipped_figures()}
 KEPT = sorted(
@@ -84,9 +85,8 @@ def test_colour_bars_keep_their_colours_and_lines_take_a_palette(modules):
 
 def test_pictures_of_no_figure_say_what_they_come_from():
     others = RECORDS["others"]
-    assert set(others) == {
-        name for name in others if (IMAGES / name).is_file()
-    } and not set(others) & set(DRAWN)
+    assert set(others) == {name for name in others if (IMAGES / name).is_file()}
+    assert not set(others) & set(DRAWN)
     for about in others.values():
         assert set(about) == {"made_by", "drawn_from"}
         for script in re.findall(r"scripts/\S+\.py", about["made_by"]):
@@ -94,13 +94,13 @@ def test_pictures_of_no_figure_say_what_they_come_from():
 
 
 def test_the_page_shows_or_lists_every_figure_in_45_sections(modules):
-    gallery, text = modules["gallery"], (ROOT / "docs/gallery.md").read_text()
+    gallery = modules["gallery"]
+    text = (ROOT / "docs/gallery.md").read_text()
     titles = re.findall(r"^### (.+)$", text, flags=re.MULTILINE)
-    assert (
-        titles
-        == [figure.title.removesuffix(".") for figure in gallery.gallery_figures()]
-        and len(titles) <= 45
-    )
+    assert titles == [
+        figure.title.removesuffix(".") for figure in gallery.gallery_figures()
+    ]
+    assert len(titles) <= 45
     listed = [
         figure.name
         for figure in gallery.all_figures()
@@ -131,7 +131,8 @@ def test_kept_tables_are_small_and_those_of_the_manifest(modules):
         for table in RECORDS["tables"].values()
         for name, size in table["kept"].items()
     }
-    assert sizes == recorded and sum(sizes.values()) <= 8 * 2**20
+    assert sizes == recorded
+    assert sum(sizes.values()) <= 8 * 2**20
     most = modules["kept_tables"].LARGEST
     assert all(
         sum(table["kept"].values()) <= most for table in RECORDS["tables"].values()
@@ -187,7 +188,8 @@ def test_kept_tables_have_the_cells_that_are_planned(sweep, modules, tmp_path):
 @pytest.mark.parametrize("name", DRAWN)
 def test_pictures_are_what_the_kept_tables_draw(name, modules, tmp_path):
     """Covers the parts that all figures share, which no hash of a layout covers."""
-    kept_tables, pictures = modules["kept_tables"], modules["pictures"]
+    kept_tables = modules["kept_tables"]
+    pictures = modules["pictures"]
     shown = {
         path.name: path
         for path in pictures.pictures_of(name, IMAGES)
@@ -251,7 +253,8 @@ def test_a_moved_curve_is_another_picture_and_last_digits_are_not(modules, tmp_p
 
 def _multiply(folder, factor):
     """Multiply a curve of a table, and seal it again."""
-    path, manifest = folder / TABLE, json.loads((folder / MANIFEST).read_text())
+    path = folder / TABLE
+    manifest = json.loads((folder / MANIFEST).read_text())
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     chosen = (table[["row", "col", "part"]] == ["W_V", "W_V", "H_o"]).all(axis=1)
     assert chosen.any()
@@ -268,7 +271,8 @@ def _multiply(folder, factor):
 def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
     modules, tmp_path, monkeypatch
 ):
-    kept_tables, folder = modules["kept_tables"], tmp_path / "outputs" / "sigma"
+    kept_tables = modules["kept_tables"]
+    folder = tmp_path / "outputs" / "sigma"
     kept_tables.unpack("sigma", tmp_path / "outputs")
     arrays = [folder / "cells" / name for name in ("aa/1.npz", "bb/2.npz")]
     for number, path in enumerate(arrays):
@@ -276,10 +280,8 @@ def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
         path.write_bytes(bytes(range(100 + number)))
     monkeypatch.setattr(kept_tables, "TABLES", tmp_path / "tables")
     entry = kept_tables.keep(folder, {arrays[0], folder / TABLE})
-    assert (
-        set(entry["kept"]) == {"sigma.csv.xz", "sigma.json.xz", "sigma.tar"}
-        and entry["left_out"] == {}
-    )
+    assert set(entry["kept"]) == {"sigma.csv.xz", "sigma.json.xz", "sigma.tar"}
+    assert entry["left_out"] == {}
     kept_tables.unpack("sigma", tmp_path / "again")
     files = [
         path.relative_to(tmp_path / "again/sigma")
@@ -293,10 +295,8 @@ def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
     )
     monkeypatch.setattr(kept_tables, "LARGEST", sum(entry["kept"].values()) - 1)
     entry = kept_tables.keep(folder, {arrays[0], folder / TABLE})
-    assert (
-        set(entry["left_out"]) == {"sigma.tar"}
-        and not (tmp_path / "tables/sigma.tar").exists()
-    )
+    assert set(entry["left_out"]) == {"sigma.tar"}
+    assert not (tmp_path / "tables/sigma.tar").exists()
     assert "sigma.tar (0.0 MB) is not kept" in kept_tables.lacking(
         "sigma", {"sigma": entry}
     )
@@ -306,7 +306,8 @@ def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
 def test_sweeps_without_a_table_are_run_and_failed_cells_do_not_stop_the_rest(
     status, modules, tmp_path, monkeypatch
 ):
-    gallery, commands = modules["gallery"], list[list[str]]()
+    gallery = modules["gallery"]
+    commands = list[list[str]]()
     done = SimpleNamespace(returncode=status)
     monkeypatch.setattr(
         gallery.subprocess,
@@ -337,7 +338,6 @@ def test_sweeps_without_a_table_are_run_and_failed_cells_do_not_stop_the_rest(
 def test_a_drawing_knows_what_it_read(modules, tmp_path):
     modules["kept_tables"].unpack("sigma", tmp_path)
     drawing = modules["pictures"].draw(FIGURES["3a"], tmp_path, tmp_path / "pictures")
-    assert {path.name for path in drawing.read} == {TABLE, MANIFEST} and drawing.sweeps(
-        tmp_path
-    ) == ["sigma"]
+    assert {path.name for path in drawing.read} == {TABLE, MANIFEST}
+    assert drawing.sweeps(tmp_path) == ["sigma"]
     assert [path.name for path in drawing.pictures] == ["fig3a.png"]

@@ -63,7 +63,8 @@ class _Sine(nn.Module):
 def _case(network=_mlp, loss="cross_entropy", targets=None, **more):
     block = more.pop("block", "0.weight")
     keywords = {k: more.pop(k) for k in ("dtype", "products") if k in more}
-    shape, classes = more.pop("shape", (8, 5)), more.pop("classes", (8,))
+    shape = more.pop("shape", (8, 5))
+    classes = more.pop("classes", (8,))
     inputs = more.pop("inputs", lambda: torch.randn(*shape))
 
     def make():
@@ -262,11 +263,9 @@ def _probabilities():
 
 CASES = {
     "`cross_entropy`, `nn.CrossEntropyLoss`": [
-        *(
-            _case(),
-            _case(loss=F.cross_entropy),
-            _case(loss=nn.CrossEntropyLoss(), targets=_probabilities),
-        ),
+        _case(),
+        _case(loss=F.cross_entropy),
+        _case(loss=nn.CrossEntropyLoss(), targets=_probabilities),
         _case(
             loss=nn.CrossEntropyLoss(),
             targets=lambda: torch.tensor([0, 1, -100, 2, 0, -100, 1, 2]),
@@ -321,20 +320,17 @@ CASES = {
         _tokens(_attention(lambda q, k, v: (q @ k.mT / 2).sigmoid() @ v)),
     ],
     "`F.scaled_dot_product_attention`": [
-        *(
-            _sdpa(),
-            _sdpa(is_causal=True),
-            _sdpa(attn_mask=torch.ones(5, 5).tril().bool()),
-        ),
-        *(
-            _sdpa(attn_mask=torch.arange(25.0).reshape(5, 5).double() / 25),
-            _tokens(_attention(_grouped)),
-        ),
+        _sdpa(),
+        _sdpa(is_causal=True),
+        _sdpa(attn_mask=torch.ones(5, 5).tril().bool()),
+        _sdpa(attn_mask=torch.arange(25.0).reshape(5, 5).double() / 25),
+        _tokens(_attention(_grouped)),
     ],
     "a fused kernel, chosen in `forward`": [_tokens(_attention(_fused))],
     "`flex_attention` on the CPU": [_tokens(_attention(_flex))],
     "`nn.MultiheadAttention`": [
-        *(_multihead(), _multihead(attn_mask=torch.ones(5, 5).triu(1).bool())),
+        _multihead(),
+        _multihead(attn_mask=torch.ones(5, 5).triu(1).bool()),
         _multihead(key_padding_mask=torch.tensor([[0, 0, 0, 1, 1]] * 4).bool()),
     ],
     "GPT-2 of transformers": [
@@ -349,7 +345,8 @@ CASES = {
     ],
     "Llama of transformers": [
         _pretrained(
-            *("Llama", "model.layers.0.self_attn.q_proj.weight"),
+            "Llama",
+            "model.layers.0.self_attn.q_proj.weight",
             **{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1},
             **{"num_attention_heads": 2, "num_key_value_heads": 1},
         )
@@ -360,10 +357,8 @@ CASES = {
         _case(block="layer", weights={"layer": ["0.weight", "0.bias"]}),
     ],
     "a slice of a weight, a convolution with groups": [
-        *(
-            _case(block="rows", weights={"rows": ("0.weight", slice(0, 2))}),
-            _conv(groups=2),
-        )
+        _case(block="rows", weights={"rows": ("0.weight", slice(0, 2))}),
+        _conv(groups=2),
     ],
     "a pair of different weights": [_case(block=("0.weight", "2.weight"))],
     '`"all"`': [_case(block="all")],
@@ -372,12 +367,15 @@ CASES = {
         for kind in (nn.ReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Softplus, nn.ELU)
     ],
     "LayerNorm, RMSNorm, GroupNorm, max pooling above the weight": [
-        *(_case(lambda: _mlp(nn.LayerNorm(6))), _case(lambda: _mlp(nn.RMSNorm(6)))),
-        *(_conv(nn.GroupNorm(2, 2)), _conv(nn.MaxPool2d(2), last=8)),
+        _case(lambda: _mlp(nn.LayerNorm(6))),
+        _case(lambda: _mlp(nn.RMSNorm(6))),
+        _conv(nn.GroupNorm(2, 2)),
+        _conv(nn.MaxPool2d(2), last=8),
     ],
     "gains of a norm, `nn.Embedding`, `nn.EmbeddingBag`, tied embeddings": [
         _case(lambda: _mlp(nn.LayerNorm(6)), block="1.weight"),
-        *(_embedding(nn.Embedding), _embedding(nn.EmbeddingBag)),
+        _embedding(nn.Embedding),
+        _embedding(nn.EmbeddingBag),
         _case(
             _tied,
             inputs=lambda: torch.randint(0, 3, (4, 5)),
@@ -440,7 +438,7 @@ CASES = {
         _case(
             lambda: nn.Linear(5, 3, dtype=torch.complex64),
             lambda o, t: (o - t).abs().square().mean(),
-            *(lambda: torch.randn(8, 3, dtype=torch.complex64),),
+            lambda: torch.randn(8, 3, dtype=torch.complex64),
             inputs=lambda: torch.randn(8, 5, dtype=torch.complex64),
             block="weight",
         ),

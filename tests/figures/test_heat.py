@@ -86,6 +86,5 @@ def test_titles_fit_a_narrow_page(tmp_path):
     asked = Paper(width=3.25)
     (page,) = heat_pages(tmp_path, asked)
     with styled(asked):
-        assert (
-            shipped.overlaps(page.figure) == [] and shipped.outside(page.figure) == []
-        )
+        assert shipped.overlaps(page.figure) == []
+        assert shipped.outside(page.figure) == []

@@ -44,7 +44,8 @@ def test_linear_axes_draw_the_predicted_power(pages):
 @pytest.mark.long
 def test_overview_shows_every_fitted_slope_and_prediction(pages, deep):
     *sheets, overview = pages("growth_by_depth", deep)
-    assert len(sheets) == 3 and overview.suffix == "_overview"
+    assert len(sheets) == 3
+    assert overview.suffix == "_overview"
     ax = overview.figure.axes[3]
     assert len(ax.containers) == 6
     slopes = [container.lines[0].get_ydata()[0] for container in ax.containers]
@@ -64,7 +65,8 @@ def test_one_panel_for_all_layers_of_all_depths(pages):
     (page,) = pages("one_panel", table, settings=settings)
     (ax,) = page.figure.axes
     drawn = curves(ax)
-    assert len(drawn) == 1 + 2 + 3 and len(colours(drawn)) == 3
+    assert len(drawn) == 1 + 2 + 3
+    assert len(colours(drawn)) == 3
     one, two, three = (line.get_linewidth() for line in drawn[3:])
     assert one >= two >= three
     assert "Layers: slope of each" in words(ax).splitlines()
@@ -91,7 +93,8 @@ def test_pairs_show_measured_beside_predicted(pages):
     }.items():
         for exponent in expected:
             assert f"({exponent})" in words(grid[row, col])
-    assert "= 0 (theorem)" in words(grid[2, 2]) and "(2)" in words(grid[2, 2])
+    assert "= 0 (theorem)" in words(grid[2, 2])
+    assert "(2)" in words(grid[2, 2])
     assert "transpose of" in words(grid[1, 0])
     assert "= 0 (theorem)" in words(np.reshape(linear.figure.axes, (3, 3))[0, 0])
 
@@ -105,9 +108,8 @@ def test_matrix_of_block_norms(pages):
     assert suffixes(found) == ["_H_o", "_H_f", "_H"]
     written = texts_of(found[1].figure.axes[0].texts)
     assert len(written) == 36
-    assert written[3 * 6 + 3] == "= 0" and written[
-        1 * 6 + 2
-    ] == f"{np.log10(3e-3):.1f}".replace("-", "−")
+    assert written[3 * 6 + 3] == "= 0"
+    assert written[1 * 6 + 2] == f"{np.log10(3e-3):.1f}".replace("-", "−")
 
 
 def test_ablation_draws_shares_against_the_varied_setting(pages):
@@ -121,9 +123,8 @@ def test_ablation_draws_shares_against_the_varied_setting(pages):
     (page,) = pages("ablation", table)
     assert page.panels == ("W_V", "W_Q")
     share = page.figure.axes[1]
-    assert [words(share).splitlines()] == [
-        ["σ = 0.1", "σ = 1"]
-    ] and share.get_xlabel() == "temperature"
+    assert [words(share).splitlines()] == [["σ = 0.1", "σ = 1"]]
+    assert share.get_xlabel() == "temperature"
     for container in share.containers:
         np.testing.assert_allclose(
             container.lines[0].get_xdata().astype(float), [0.5, 1.0, 4.0]
@@ -153,7 +154,8 @@ def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages
             np.testing.assert_allclose(
                 container.lines[0].get_ydata().astype(float), share
             )
-    assert "(V, V)" in str(page.figure.get_label()) and "together" in both.get_title()
+    assert "(V, V)" in str(page.figure.get_label())
+    assert "together" in both.get_title()
     lost = (table["row"] == "W_V") & (table["part"] == "H_o") & (table["sigma"] == 1.0)
     table.loc[lost, ["value", "status"]] = [np.nan, "nonfinite"]
     (page,) = pages("ablation", table)
@@ -191,7 +193,8 @@ def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(pages):
     )
     share = wide["H_fT"] / (wide["H_oT"] + wide["H_fT"])
     by_place = share.groupby(["variant", "sigma"])
-    means, deviations = by_place.mean(), by_place.std()
+    means = by_place.mean()
+    deviations = by_place.std()
     for row in page.numbers.itertuples():
         here = row.variant, row.sigma
         assert row.mean == pytest.approx(means[here])
@@ -221,9 +224,8 @@ def test_share_is_taken_seed_by_seed():
         noise=0,
     )
     (row,) = functional_shares(table).to_dict("records")
-    assert row["mean"] == pytest.approx(1 / 3) and row["sem"] == pytest.approx(
-        0, abs=1e-12
-    )
+    assert row["mean"] == pytest.approx(1 / 3)
+    assert row["sem"] == pytest.approx(0, abs=1e-12)
 
 
 def test_a_short_variant_keeps_its_numbers_whole():

@@ -3,14 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import image as plt_image
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 
 from hessfig.analysis.axis import variants_in_order
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import page_box, relabel
-from tests.analysis.synthetic import CONFIG, depths, make_table, networks, pairs, single
+from hessfig.figures.parts.page import relabel
+from tests.analysis.synthetic import CONFIG, make_table, networks, pairs, single
 from tests.daily import daily
 from tests.figures.conftest import (
     colours,
@@ -52,7 +51,7 @@ def width_table(sigma=(0.1, 1.0)):
     table = make_table(
         networks=made, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0
     )
-    heads, width = (
+    width, heads = (
         table["variant"].str.extract(r"=(\d+).*=(\d+)").astype(float).values.T
     )
     return table.assign(value=table["value"] * width**0.5 * heads)
@@ -63,7 +62,8 @@ def test_lines_along_a_setting_with_colour_and_dashes(pages):
         "lines", width_table(), x="model.d_model", colour="sigma", dashes="n_heads"
     )
     axes = page.figure.axes
-    assert len(axes) == 6 and axes[-1].get_xlabel() == "width"
+    assert len(axes) == 6
+    assert axes[-1].get_xlabel() == "width"
     assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
     for ax in axes:
         found = {
@@ -141,21 +141,6 @@ def test_weights_stand_in_one_panel_in_their_colours(pages):
     assert ax.get_ylabel() == r"block $\|\cdot\|_F$"
 
 
-@pytest.mark.long
-def test_layers_and_depths(pages):
-    table = make_table(networks=depths(1, 2, 3), sigma=[0.1, 0.3, 1.0], parts=["H"])
-    (page,) = pages("lines", table, colour="layer", dashes="num_layers")
-    assert len(drawn(page.figure.axes[0])) == 6
-    (page,) = pages("lines", table, x="num_layers", colour="sigma", dashes="layer")
-    found = [len(line.get_xdata()) for line in drawn(page.figure.axes[0])]
-    assert sorted(found) == [1] * 3 + [2] * 3 + [3] * 3
-    assert list(page.numbers.columns).count("num_layers") == 1 and set(
-        page.numbers["num_layers"]
-    ) == {1, 2, 3}
-    note = note_of(page)
-    assert "Width 128, batch 64." in note
-
-
 def test_several_quantities_are_columns_and_may_be_negative(pages):
     traces = make_table(quantity="trace", law=lambda b, p, a, s: 1 - s, parts=["H"])
     both = pd.concat([make_table(parts=["H"]), traces], ignore_index=True)
@@ -176,12 +161,8 @@ def test_a_step_0_is_drawn(pages):
     )
     (page,) = pages("lines", table, settings={**CONFIG, "sweep": {"axis": "step"}})
     ax = page.figure.axes[0]
-    assert ax.get_xscale() == "symlog" and list(drawn(ax)[0].get_xdata()) == [
-        0,
-        1,
-        10,
-        100,
-    ]
+    assert ax.get_xscale() == "symlog"
+    assert list(drawn(ax)[0].get_xdata()) == [0, 1, 10, 100]
     assert page.figure.axes[-1].get_xlabel() == "step"
 
 
@@ -225,10 +206,8 @@ def test_a_loaded_state_is_drawn_as_points_against_names(pages):
         (page,) = pages(layout, table, settings=OWN)
         assert len(page.figure.axes) == 3
         labels = texts_of(page.figure.axes[-1].get_xticklabels())
-        assert (
-            labels[:2] == ["blocks.0.attn", r"blocks.0.attn, a\$b_{x"]
-            and len(labels) == 6
-        )
+        assert labels[:2] == ["blocks.0.attn", r"blocks.0.attn, a\$b_{x"]
+        assert len(labels) == 6
         for ax in page.figure.axes:
             (container,) = ax.containers
             np.testing.assert_allclose(
@@ -353,7 +332,8 @@ def test_three_activations_at_three_widths_are_told_apart(pages):
     assert ax.get_legend() is None
     values = table[(table["row"] == "W_V") & (table["part"] == "H_o")]["value"]
     low, high = ax.get_ylim()
-    assert high < 10 * values.max() and low > values.min() / 10
+    assert high < 10 * values.max()
+    assert low > values.min() / 10
 
 
 @pytest.mark.long
@@ -362,12 +342,11 @@ def test_slopes_and_predicted_powers_as_in_the_paper(pages):
     (page,) = pages("lines", activation_table(), settings=stated)
     axes = page.figure.axes
     value = axes[3]
-    assert (
-        words(value).splitlines() == ["slopes 2.00", "σ²"]
-        and words(axes[0]) == "slopes 2.00"
-    )
+    assert words(value).splitlines() == ["slopes 2.00", "σ²"]
+    assert words(axes[0]) == "slopes 2.00"
     (guide,) = guides(value)
-    x, y = np.asarray(guide.get_xdata()), np.asarray(guide.get_ydata())
+    x = np.asarray(guide.get_xdata())
+    y = np.asarray(guide.get_ydata())
     np.testing.assert_allclose(np.diff(np.log(y)) / np.diff(np.log(x)), 2)
     assert (
         y < min(line.get_ydata()[0] for line in drawn(value)) * (x / x[0]) ** 2
@@ -383,7 +362,8 @@ def test_slopes_and_predicted_powers_as_in_the_paper(pages):
         "tanh: 2.00",
     ]
     (page,) = pages("lines", activation_table(), settings=stated, slopes=False)
-    assert "slope" not in words(page.figure.axes[0]) and not guides(page.figure.axes[0])
+    assert "slope" not in words(page.figure.axes[0])
+    assert not guides(page.figure.axes[0])
     with pytest.raises(UserError, match=r"figure.options.slopes[\s\S]*true or false"):
         pages("lines", activation_table(), settings=stated, slopes="no")
 
@@ -395,7 +375,8 @@ def test_several_predicted_powers_name_their_lines(pages):
     )
     (page,) = pages("lines", table)
     key, value = page.figure.axes
-    assert "σ² (softmax)" in words(value) and "σ⁶ (linear attention)" in words(value)
+    assert "σ² (softmax)" in words(value)
+    assert "σ⁶ (linear attention)" in words(value)
     assert "σ⁶" in words(key).splitlines()
 
 
@@ -423,9 +404,8 @@ def test_some_variants_only(pages, where, names):
         1, len(names) if len(where) != 2 else 4
     )
     if "sigma" in where:
-        assert set(page.numbers["sigma"]) == {0.01, 10.0} and set(
-            page.numbers["row"]
-        ) == {"W_Q"}
+        assert set(page.numbers["sigma"]) == {0.01, 10.0}
+        assert set(page.numbers["row"]) == {"W_Q"}
 
 
 @pytest.mark.parametrize(
@@ -457,19 +437,6 @@ def test_rows_keep_their_names_beside_an_own_label(pages):
     assert ylabels(page) == ["norm"]
 
 
-@pytest.mark.long
-def test_a_title_stands_above_the_legend(pages, tmp_path):
-    """On the page as it is saved, which is higher by the title."""
-    (page,) = pages("lines", activation_table(), settings=VARIED)
-    relabel(page.figure, title="Mine")
-    page.figure.savefig(tmp_path / "titled.png", bbox_inches=page_box(page.figure))
-    picture = plt_image.imread(tmp_path / "titled.png")[..., :3]
-    blue = np.abs(picture - np.array(to_rgb("#0072B2"))).max(-1) < 0.1
-    inch = picture.shape[1] / page.figure.get_figwidth()
-    # Where the lines of the legend begin, below the title.
-    assert np.flatnonzero(blue.any(1))[0] > 0.25 * inch
-
-
 def test_values_that_are_weights_have_the_colours_of_weights(pages):
     made = networks("model.scaled_weight", ("W_Q", "W_K", "W_V"))
     own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
@@ -481,9 +448,8 @@ def test_values_that_are_weights_have_the_colours_of_weights(pages):
 def test_variants_come_in_natural_order():
     found = variants_in_order(activation_table()["variant"])
     widths = [variant.rpartition("=")[2] for variant in found]
-    assert widths == ["8", "16", "128"] * 3 and [
-        one.partition(",")[0][-4:] for one in found[::3]
-    ] == list(ACTIVATIONS)
+    assert widths == ["8", "16", "128"] * 3
+    assert [one.partition(",")[0][-4:] for one in found[::3]] == list(ACTIVATIONS)
     assert variants_in_order(["a.b=10", "a.b=9", "", "a.b=1e-3"]) == [
         "",
         "a.b=1e-3",
@@ -508,7 +474,9 @@ def test_limits_hold_the_points_of_all_panels_of_a_row(pages, tall):
     for ax in page.figure.axes:
         low, high = ax.get_ylim()
         found = np.concatenate(heights(drawn(ax)))
-        assert len(found) and low < found.min() and found.max() < high
+        assert len(found)
+        assert low < found.min()
+        assert found.max() < high
 
 
 @pytest.mark.parametrize(
@@ -551,10 +519,9 @@ def test_values_of_a_setting_stand_side_by_side(pages):
     (page,) = pages("bars", table, settings=settings, colour="model.random")
     (ax,) = page.figure.axes
     trained, random = (container.lines[0] for container in ax.containers)
-    assert (
-        trained.get_color() != random.get_color()
-        and trained.get_marker() != random.get_marker()
-    )
-    assert np.all(trained.get_xdata() < random.get_xdata()) and len(page.numbers) == 4
+    assert trained.get_color() != random.get_color()
+    assert trained.get_marker() != random.get_marker()
+    assert np.all(trained.get_xdata() < random.get_xdata())
+    assert len(page.numbers) == 4
     (legend,) = page.figure.legends
     assert texts_of(legend.get_texts()) == ["trained weights", "random weights"]

@@ -55,7 +55,9 @@ def test_a_trainer_of_transformers_is_watched(tmp_path):
         callbacks = []
         if is_watched:
             monitor = hessfig.Monitor(
-                *(model, None, batch),
+                model,
+                None,
+                batch,
                 folder=tmp_path / "mine",
                 every=3,
                 quantities=["loss"],
@@ -67,7 +69,8 @@ def test_a_trainer_of_transformers_is_watched(tmp_path):
         ).train()
         return model
 
-    plain, seen = trained(is_watched=False), trained(is_watched=True)
+    plain = trained(is_watched=False)
+    seen = trained(is_watched=True)
     assert all(
         torch.equal(*pair)
         for pair in zip(plain.parameters(), seen.parameters(), strict=True)
@@ -108,7 +111,8 @@ def test_a_lightning_training_is_watched(tmp_path):
         trainer.fit(module, DataLoader(TensorDataset(*watched.data()), batch_size=4))
         return module
 
-    plain, seen = trained(is_watched=False), trained(is_watched=True)
+    plain = trained(is_watched=False)
+    seen = trained(is_watched=True)
     assert all(
         torch.equal(*pair)
         for pair in zip(plain.parameters(), seen.parameters(), strict=True)
@@ -141,10 +145,8 @@ def test_a_logger_that_fails_loses_no_measurement(tmp_path):
     with pytest.warns(RuntimeWarning, match=words) as said:
         found = [watch(step) for step in (0, 3)]
     assert [one.filename for one in said] == [__file__]
-    assert all("loss" in values for values in found) and steps(tmp_path / "mine") == [
-        0,
-        3,
-    ]
+    assert all("loss" in values for values in found)
+    assert steps(tmp_path / "mine") == [0, 3]
     strict = watched.monitor(
         watched.network(),
         tmp_path / "other",

@@ -154,9 +154,8 @@ def test_norms_have_laws_of_their_own(norm, regime, expected):
 
 def test_softmax_saturates_where_sigma_grows():
     rate = growth_rate(Block(1, Q, Q), Part.H, BARE, Regime.large_sigma)
-    assert (
-        rate.prediction == Prediction.unknown and "softmax saturates" in rate.reference
-    )
+    assert rate.prediction == Prediction.unknown
+    assert "softmax saturates" in rate.reference
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,8 @@ def test_a_rate_names_the_monomials_that_rule():
 
 
 def test_regimes_and_their_edge():
-    assert regimes(BARE) == [Regime.small_sigma, Regime.large_sigma] and edge(BARE) == 0
+    assert regimes(BARE) == [Regime.small_sigma, Regime.large_sigma]
+    assert edge(BARE) == 0
     assert regimes(Architecture(norm=Norm.pre))[1] == Regime.between
     assert edge(Architecture(norm=Norm.pre)) == pytest.approx(1e-5**0.5)
     assert edge(Architecture(norm=Norm.pre, norm_eps=1e-12)) == pytest.approx(1e-6)
@@ -359,4 +359,5 @@ def test_positions_matter_where_there_are_some():
 def test_blocks_beyond_the_rule(block, reason):
     for part in PARTS:
         rate = growth_rate(block, part, built())
-        assert rate.prediction == Prediction.unknown and reason in rate.reference
+        assert rate.prediction == Prediction.unknown
+        assert reason in rate.reference

@@ -149,32 +149,29 @@ def test_names_of_the_softmax_files(tmp_path):
 def test_grids_and_other_networks(tmp_path):
     write(tmp_path / CHAIN.format(1, "v"), result(1, 6, scale="log_short"))
     write(tmp_path / "mlp_num_layers=3_frob_mlp.pickle", result(3))
-    chain, mlp = read(tmp_path, "softmax"), read(tmp_path, "mlp")
-    assert chain["sigma"].min() == pytest.approx(0.1) and chain[
-        "sigma"
-    ].max() == pytest.approx(1.0)
-    assert (
-        set(mlp["block"]) == {"W"}
-        and set(mlp["part"]) == {"H"}
-        and set(mlp["layer"]) == {1, 2, 3}
-    )
+    chain = read(tmp_path, "softmax")
+    mlp = read(tmp_path, "mlp")
+    assert chain["sigma"].min() == pytest.approx(0.1)
+    assert chain["sigma"].max() == pytest.approx(1.0)
+    assert set(mlp["block"]) == {"W"}
+    assert set(mlp["part"]) == {"H"}
+    assert set(mlp["layer"]) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("sweep", thinned(SWEEPS, 2))
 def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep):
     job = compose([f"sweep={sweep}"])
     network = Architecture.from_config(as_plain(job.variants[0][1]))
-    stem, depths = SWEEPS[sweep].stem, job.config.sweep.vary.get("model.n_layers", [1])
+    stem = SWEEPS[sweep].stem
+    depths = job.config.sweep.vary.get("model.n_layers", [1])
     assert list(SWEEPS[sweep].depths) == list(depths)
     np.testing.assert_allclose(
         GRIDS[SWEEPS[sweep].grid], list(sigma_values(job.config.grid)), rtol=1e-6
     )
     assert stem.startswith("mlp") == (network.kind == Kind.linear_mlp)
     if not stem.startswith("mlp"):
-        assert (
-            f"norm={network.norm}_" in stem
-            and f"_residual_scaling={float(network.attention_skip)}_" in stem
-        )
+        assert f"norm={network.norm}_" in stem
+        assert f"_residual_scaling={float(network.attention_skip)}_" in stem
         assert f"_linear_attention={network.attention == Attention.linear}_" in stem
         assert stem.endswith("mse" if network.square_loss else "ce")
 
@@ -182,11 +179,9 @@ def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep):
 def test_a_folder_without_matching_files(tmp_path, capsys):
     assert main([str(tmp_path), str(tmp_path / "published")]) == 2
     said = capsys.readouterr().err
-    assert (
-        "no published file is here" in said
-        and CE.format(1, "v_outer") in said
-        and "Traceback" not in said
-    )
+    assert "no published file is here" in said
+    assert CE.format(1, "v_outer") in said
+    assert "Traceback" not in said
     assert not (tmp_path / "published").exists()
 
 
@@ -242,8 +237,5 @@ def test_what_the_script_writes_is_compared(tmp_path):
     found = compared(
         numbers_at(folder), numbers_at(tmp_path / "published" / "depth.csv")
     )
-    assert set(found.pairs["num_layers"]) == {1, 2} and set(found.pairs["seed"]) == {
-        1234,
-        1235,
-        1236,
-    }
+    assert set(found.pairs["num_layers"]) == {1, 2}
+    assert set(found.pairs["seed"]) == {1234, 1235, 1236}

@@ -71,12 +71,14 @@ def test_its_steps_are_run_here_until_one_fails(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as exit:
         run_workflow.main(["one"])
     assert exit.value.code == 1
-    assert (tmp_path / "a").read_text() == "made\n" and not (tmp_path / "b").exists()
+    assert (tmp_path / "a").read_text() == "made\n"
+    assert not (tmp_path / "b").exists()
     with pytest.raises(SystemExit, match="there is no job two; the jobs are one"):
         run_workflow.main(["two"])
 
 
 def test_the_description_of_the_package_needs_no_file_beside_it():
     described = PROJECT["readme"]["text"]
-    assert "](" not in described and "example.org" not in described
+    assert "](" not in described
+    assert "example.org" not in described
     assert PROJECT["authors"][0]["name"] in (ROOT / "CITATION.cff").read_text()

@@ -17,16 +17,17 @@ pytestmark = [
         reason="no Slurm on this machine: the command sbatch is not found",
     ),
 ]
-CELLS, TASKS = 200, 4
+CELLS = 200
+TASKS = 4
 SWEEP = [
-    *(
-        "sweep=sigma",
-        "estimator=hutchinson",
-        "estimator.num_probes=40",
-        "seeds=10",
-        "grid.points=20",
-    ),
-    *("model.d_model=32", "task.digits=3", "task.batch_size=32"),
+    "sweep=sigma",
+    "estimator=hutchinson",
+    "estimator.num_probes=40",
+    "seeds=10",
+    "grid.points=20",
+    "model.d_model=32",
+    "task.digits=3",
+    "task.batch_size=32",
 ]
 SLURM = ["launcher=slurm", f"launcher.tasks={TASKS}", "launcher.time=10"]
 TABLE = "outputs/sigma/table.csv"
@@ -58,7 +59,8 @@ def test_a_job_array_makes_the_local_table(local, tmp_path):
     done = hessfig("run", *SWEEP, *SLURM, folder=tmp_path, timeout=600)
     print(done.stderr, done.stdout)
     assert done.returncode == 0, done.stderr
-    assert len(local) == CELLS * 6 and rows(tmp_path / TABLE) == local
+    assert len(local) == CELLS * 6
+    assert rows(tmp_path / TABLE) == local
     assert measured_by_tasks(tmp_path, job_of(done.stderr)) == [CELLS // TASKS] * TASKS
 
 
@@ -75,11 +77,9 @@ def test_a_task_cancelled_half_way_loses_nothing(local, tmp_path):
     subprocess.run(["scancel", "--signal=KILL", f"{job}_1"], check=True)
     out, err = first.communicate(timeout=600)
     print(err, out)
-    assert (
-        first.returncode == 1
-        and "every task has ended without it" in err
-        and "cells are not in the table" in out
-    )
+    assert first.returncode == 1
+    assert "every task has ended without it" in err
+    assert "cells are not in the table" in out
     kept = {path: _identity(path) for path in cell_files(tmp_path)}
     assert 0 < CELLS - len(kept) < CELLS // TASKS
     again = hessfig("run", *SWEEP, *SLURM, folder=tmp_path, timeout=600)
@@ -93,7 +93,8 @@ def test_a_task_cancelled_half_way_loses_nothing(local, tmp_path):
 def test_a_job_that_nobody_waits_for_is_collected_later(tmp_path):
     few = [*SWEEP, "seeds=1", *SLURM, "launcher.wait=false"]
     left = hessfig("run", *few, folder=tmp_path)
-    assert left.returncode == 0 and "collect:  hessfig run" in left.stdout
+    assert left.returncode == 0
+    assert "collect:  hessfig run" in left.stdout
     job = job_of(left.stderr)
     still = hessfig("run", *few, folder=tmp_path)
     assert re.search(r"slurm job hessfig-sigma-\w+ is at work", still.stderr)
@@ -138,7 +139,8 @@ def test_a_task_at_its_time_limit_is_queued_again_and_goes_on(tmp_path):
     print(err, out)
     assert run.returncode == 0
     log = (tmp_path / f"outputs/sigma/slurm/{job}_1_0_log.out").read_text()
-    assert "Requeued job" in log and log.count("Starting with JobEnvironment") == 2
+    assert "Requeued job" in log
+    assert log.count("Starting with JobEnvironment") == 2
     assert len(rows(tmp_path / TABLE)) == 60 * 6
 
 

@@ -16,7 +16,8 @@ from tests.toys import training_config
 
 # In which of them another order makes other bits depends on the processor.
 SIZES = range(2, 18)
-CLASSES, SAMPLES = 3, 7
+CLASSES = 3
+SAMPLES = 7
 UPDATES = dict.fromkeys(Optimiser, 3) | {
     Optimiser.soap: Optimiser.soap.facts.options["precondition_frequency"] + 3
 }
@@ -45,7 +46,8 @@ class Training:
     """Updates of such a network by one rule, on one batch."""
 
     def __init__(self, kind, sizes, dtype):
-        real, drawn = getattr(torch, dtype), stream(0, "order")
+        real = getattr(torch, dtype)
+        drawn = stream(0, "order")
         self.network = Branches(sizes).to(real)
         for parameter in self.network.parameters():
             parameter.data.copy_(
@@ -105,7 +107,8 @@ def assert_one_order(kept):
 def test_a_training_stopped_at_every_update(tmp_path, kind, dtype):
     # Whole matrices of all would be large.
     for sizes in [[size] for size in SIZES] if kind.facts.divides else [SIZES]:
-        whole, stopped = Training(kind, sizes, dtype), Training(kind, sizes, dtype)
+        whole = Training(kind, sizes, dtype)
+        stopped = Training(kind, sizes, dtype)
         for step in range(1, UPDATES[kind] + 1):
             whole.update()
             stopped.update()

@@ -16,7 +16,11 @@ from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from tests.toys import training_config
 
-DIGITS, SUMS, HEADS, STEP, TASK_SEED = 2, 6, 2, 25, 2
+DIGITS = 2
+SUMS = 6
+HEADS = 2
+STEP = 25
+TASK_SEED = 2
 
 
 def measured_sums():
@@ -44,7 +48,8 @@ def loss(w, tokens):
     def linear(h, name):
         return h @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
-    length, answer = tokens.shape[1], slice(2 * DIGITS + 1, 3 * DIGITS + 2)
+    length = tokens.shape[1]
+    answer = slice(2 * DIGITS + 1, 3 * DIGITS + 2)
     h = w["tok_embed.weight"][tokens] + w["pos.weight"][:length]
     x = norm(h, "layers.0.ln1")
     q, k, v = (

@@ -105,7 +105,9 @@ def test_what_does_not_fit_is_named_and_nothing_is_copied(tmp_path, misfit):
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with pytest.raises(UserError, match=message) as caught:
         load_weights(network, saved(tmp_path, **changed))
-    assert caught.value.got and caught.value.allowed and caught.value.remedy
+    assert caught.value.got
+    assert caught.value.allowed
+    assert caught.value.remedy
     assert all(
         torch.equal(before[name], tensor)
         for name, tensor in network.state_dict().items()
@@ -151,7 +153,8 @@ def test_a_path_that_names_no_file_is_refused_before_anything_runs(path):
     config = replace(CONFIG, state=StateConfig(State.loaded, path))
     with pytest.raises(UserError, match=r"state\.path") as caught:
         Variant("", config).check()
-    assert caught.value.allowed and caught.value.remedy
+    assert caught.value.allowed
+    assert caught.value.remedy
 
 
 def test_norms_are_loaded_too(tmp_path):

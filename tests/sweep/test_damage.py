@@ -95,7 +95,8 @@ def test_damaged_files_are_named_and_their_cells_measured_again(
     paths = found(copied, ending)[: len(damages)]
     for path, damage in zip(paths, damages, strict=True):
         DAMAGES[damage](path)
-    summary, said = run(copied), capfd.readouterr().err
+    summary = run(copied)
+    said = capfd.readouterr().err
     assert (summary.measured, summary.failed, summary.missing) == (len(damages), 0, 0)
     assert [path for path in paths if path.name not in said] == []
     assert all(path.is_file() and not path.is_symlink() for path in paths)
@@ -121,7 +122,8 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
     copied, monkeypatch, capfd
 ):
     """One is removed, one damaged, and one loses its arrays, after they were measured and before the table is made."""
-    measure, arrays = runner.measure_cells, found(copied, "npz")
+    measure = runner.measure_cells
+    arrays = found(copied, "npz")
     norms = [
         path for path in found(copied, "json") if path.with_suffix(".npz") not in arrays
     ]
@@ -145,14 +147,17 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
     manifest = json.loads((copied / "sigma/manifest.json").read_text())
     assert (manifest["missing_cells"], len(manifest["arrays"])) == (3, 3)
     monkeypatch.undo()
-    assert (again := run(copied)).is_complete and again.measured == 3
+    assert (again := run(copied)).is_complete
+    assert again.measured == 3
 
 
 def test_a_short_table_is_exit_code_1(copied, monkeypatch):
     class Asked:
         first = config = toy_config(copied, quantities=BOTH)
         variants = [("", first)]  # noqa: RUF012
-        words, own, asked = (), None, ()
+        words = ()
+        own = None
+        asked = ()
 
     monkeypatch.setattr(launchers, "title", lambda job: "a toy sweep")
     assert run_verb(Asked()) == 0
@@ -190,7 +195,8 @@ def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied):
 def test_files_that_belong_together_are_on_disk_before_the_first_appears(
     tmp_path, monkeypatch
 ):
-    appear, seen = files._appear, []
+    appear = files._appear
+    seen = []
 
     def watched(temporary, path):
         seen.append(sorted(one.read_text() for one in tmp_path.iterdir()))

@@ -58,7 +58,8 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(engine, dtype, norm):
     model = ModelConfig(n_layers=2, d_model=8, norm=norm)
     task = TaskConfig(digits=1, batch_size=3)
     config = Config(model=model, task=task, estimator=ENGINES[engine], dtype=dtype)
-    on_cpu, on_gpu = numbers(config, "cpu"), numbers(config, "cuda")
+    on_cpu = numbers(config, "cpu")
+    on_gpu = numbers(config, "cuda")
     for ours, theirs in zip(on_cpu, on_gpu, strict=True):
         assert theirs["value"] == pytest.approx(ours["value"], rel=TOLERANCE[dtype]), (
             ours
@@ -176,7 +177,8 @@ def test_convolutions_in_float32_are_not_tf32():
         off = (
             torch.nn.functional.conv2d(pictures, kernel) - exact
         ).norm() / exact.norm()
-    assert float(off) < 1e-6 and torch.backends.cudnn.conv.fp32_precision == before
+    assert float(off) < 1e-6
+    assert torch.backends.cudnn.conv.fp32_precision == before
 
 
 @pytest.mark.cuda
@@ -204,10 +206,8 @@ def test_long_krylov_vectors_are_on_the_gpu():
                 Part.H,
             )
             result = extremes(square, End.largest, tolerance=1e-4, generator=stream(0))
-        assert (
-            result.converged
-            and result.vectors.device.type == device
-            and result.vectors.dtype == torch.float32
-        )
+        assert result.converged
+        assert result.vectors.device.type == device
+        assert result.vectors.dtype == torch.float32
         values.append(float(result.values[0]))
     assert values[1] == pytest.approx(values[0], rel=1e-4)

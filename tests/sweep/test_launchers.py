@@ -129,11 +129,9 @@ def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(launchers, "on_this_machine", failing)
     done = run_shard(Sweep([("", with_pilots(tmp_path))]), Shard(1, 2))
-    assert (
-        done.missing > 0
-        and not done.is_complete
-        and (done.measured, done.failed) == (0, 0)
-    )
+    assert done.missing > 0
+    assert not done.is_complete
+    assert (done.measured, done.failed) == (0, 0)
     assert {
         path.read_text() for path in (tmp_path / "sigma/failures").glob("*.txt")
     } == {"why"}

@@ -92,7 +92,8 @@ class Shown:
         )
 
     def display(self, form, *, raw, display_id):
-        assert raw and display_id
+        assert raw
+        assert display_id
         self.states.append(form)
         return self
 
@@ -118,7 +119,8 @@ def test_a_notebook_has_a_bar(capsys, monkeypatch):
         '<progress max="100" value="100"></progress> toy&lt;1&gt;: 100 of 100 cells, 4 reused'
         in last["text/html"]
     )
-    assert "1 failed" in last["text/plain"] and "left" not in last["text/plain"]
+    assert "1 failed" in last["text/plain"]
+    assert "left" not in last["text/plain"]
     assert len(shown.states) < 10
     assert capsys.readouterr().err.count("\n") == 1  # the failure
 
@@ -128,9 +130,8 @@ def test_a_notebooks_bar_says_what_is_left(monkeypatch):
     with Reporter("toy", 3, 0) as reporter:
         time.sleep(0.25)
         reporter.show(outcome("measured"))
-    assert "1 of 3 cells" in shown.states[-1]["text/plain"] and shown.states[-1][
-        "text/plain"
-    ].endswith(" s left")
+    assert "1 of 3 cells" in shown.states[-1]["text/plain"]
+    assert shown.states[-1]["text/plain"].endswith(" s left")
 
 
 def test_a_notebook_shows_no_bar_of_no_cells(monkeypatch):

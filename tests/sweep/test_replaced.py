@@ -76,7 +76,8 @@ def folder(tmp_path, monkeypatch):
 
 def own(factory="net.py:make", **settings):
     model = ModelConfig(kind=Kind.python, factory=factory)
-    task, estimator = TaskConfig(data=Data.python), EstimatorConfig(Method.dense)
+    task = TaskConfig(data=Data.python)
+    estimator = EstimatorConfig(Method.dense)
     chosen = {
         "model": model,
         "task": task,
@@ -179,13 +180,15 @@ def test_a_file_replaced_after_planning_fails_the_cell_by_name_and_is_another_ce
     write(folder, 2)
     with pytest.raises(UserError, match=message) as caught:
         compute_cell(planned)
-    assert caught.value.got and caught.value.allowed and caught.value.remedy
+    assert caught.value.got
+    assert caught.value.allowed
+    assert caught.value.remedy
     again = first_cell(config_of(folder))
-    assert again.key != planned.key and values(again) != before
+    assert again.key != planned.key
+    assert values(again) != before
     write(folder, 1)
-    assert (
-        first_cell(config_of(folder)).key == planned.key and values(planned) == before
-    )
+    assert first_cell(config_of(folder)).key == planned.key
+    assert values(planned) == before
 
 
 def test_a_constant_that_no_state_holds_makes_other_cells(folder):
@@ -242,7 +245,8 @@ def test_a_hash_in_the_settings_pins_a_file(folder, group):
     write_pictures(folder, 1)
     pinned = Sweep([("", config)]).variants[0].config
     found = getattr(pinned, group).sha256
-    assert len(found) == 64 and Sweep([("", pinned)]).variants[0].config == pinned
+    assert len(found) == 64
+    assert Sweep([("", pinned)]).variants[0].config == pinned
     other = replace(config, **{group: replace(getattr(config, group), sha256="0" * 64)})
     with pytest.raises(
         UserError, match=rf"is not what was planned(.|\n)*{group}.sha256={'0' * 64}"
@@ -267,9 +271,8 @@ def test_pins_alone_make_no_other_table(folder):
     write_state(folder, 1)
     variants = Sweep([("", loaded(folder))]).variants
     bare = [Variant("", loaded(folder))]
-    assert variants[0].config.state.sha256 and config_hash(variants) == config_hash(
-        bare
-    )
+    assert variants[0].config.state.sha256
+    assert config_hash(variants) == config_hash(bare)
 
 
 def test_a_hash_of_no_file_is_refused():
@@ -291,16 +294,16 @@ def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder):
         yield from on_this_machine(cells, store)
 
     config = own(seeds=2)
-    assert counts(config) == (2, 0, 0) and counts(config) == (0, 2, 0)
+    assert counts(config) == (2, 0, 0)
+    assert counts(config) == (0, 2, 0)
     write_weights(folder, 2)
     found = run_sweep(Sweep([("", config)]), replaced)
     assert (found.measured, found.failed) == (0, 2)
     causes = [
         path.read_text() for path in (folder / "outputs/sigma/failures").glob("*.txt")
     ]
-    assert len(causes) == 2 and all(
-        "returned something else than when" in cause for cause in causes
-    )
+    assert len(causes) == 2
+    assert all("returned something else than when" in cause for cause in causes)
     assert counts(config) == (2, 0, 0)
     # Its code is as it was, so it is not called: 3 is what it returned when it was last
     # measured.
@@ -405,7 +408,5 @@ def test_the_manifest_says_what_the_witness_measured(folder):
     manifest = json.loads((folder / "outputs/sigma/manifest.json").read_text())
     (described,) = manifest["variants"]
     assert str(folder) not in json.dumps(manifest["variants"])
-    assert (
-        described["witness"]["measured"]
-        and max(described["witness"]["off"].values()) < 1e-4
-    )
+    assert described["witness"]["measured"]
+    assert max(described["witness"]["off"].values()) < 1e-4

@@ -156,7 +156,8 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, capfd):
     assert (
         f"failed: {CELLS - 1} more cells of sigma the same way: RuntimeError" in errors
     )
-    assert summary.missing == CELLS and not summary.is_complete
+    assert summary.missing == CELLS
+    assert not summary.is_complete
     assert {row["variant"] for row in table(tmp_path)} == {"sound"}
 
 
@@ -322,7 +323,8 @@ def test_the_preview_counts_one_as_one(tmp_path):
     said = describe_plan(
         Sweep([("", replace(config, grid=replace(config.grid, values=[0.5])))])
     )
-    assert "n_layers=3: sigma 0.5; " in said and said.count("with 1 worker\n") == 1
+    assert "n_layers=3: sigma 0.5; " in said
+    assert said.count("with 1 worker\n") == 1
 
 
 def test_the_closing_line_names_the_table(tmp_path):
@@ -341,9 +343,8 @@ def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path):
     )
     summary = run_sweep(Sweep([("", impossible)]))
     assert (summary.failed, summary.missing) == (CELLS, CELLS)
-    assert not summary.table.exists() and "no table: no cell is finished" in summarise(
-        summary
-    )
+    assert not summary.table.exists()
+    assert "no table: no cell is finished" in summarise(summary)
 
 
 def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied):
@@ -368,14 +369,11 @@ def test_what_was_derived_from_another_table_goes_with_it(copied):
     assert run(copied).notes == []
     assert (copied / "sigma/slopes.csv").exists()
     note, kept = run(copied, seeds=3).notes
-    assert (
-        "made with other settings and is replaced" in note
-        and "levels.csv is not as hessfig left it" in kept
-    )
+    assert "made with other settings and is replaced" in note
+    assert "levels.csv is not as hessfig left it" in kept
     assert (copied / "sigma/levels.csv").read_text() == "mine"
-    assert not list((copied / "sigma").glob("slopes.csv")) and not list(
-        (copied / "sigma").glob("trends.csv")
-    )
+    assert not list((copied / "sigma").glob("slopes.csv"))
+    assert not list((copied / "sigma").glob("trends.csv"))
 
 
 def test_one_quantity_more_measures_no_other_again(copied):
@@ -406,7 +404,8 @@ def test_arrays_are_listed_with_what_they_are_of(tmp_path):
 
 def test_status_says_why_cells_failed(tmp_path):
     variants = [("", toy_config(tmp_path))]
-    cells, folder = Sweep(variants).cells, tmp_path / "sigma/failures"
+    cells = Sweep(variants).cells
+    folder = tmp_path / "sigma/failures"
     folder.mkdir(parents=True)
     for number, cell in enumerate(cells[:3]):
         (folder / f"{cell.key}.txt").write_text(
@@ -417,9 +416,8 @@ def test_status_says_why_cells_failed(tmp_path):
     said = describe_plan(Sweep(variants))
     assert "failed when last tried: 4 of these cells" in said
     assert f"  3 cells, such as {cells[0]}: ValueError: 0.5 is\n      no number" in said
-    assert (
-        f"  1 cells, such as {cells[3]}: its worker died" in said and len(said) < 3000
-    )
+    assert f"  1 cells, such as {cells[3]}: its worker died" in said
+    assert len(said) < 3000
     for number, cell in enumerate(cells):
         (folder / f"{cell.key}.txt").write_text(f"cause {'abcdefgh'[number] * 3}")
     assert "failed" not in describe_plan(

@@ -25,7 +25,8 @@ def cells(tmp_path):
 def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
     cells, tmp_path, monkeypatch
 ):
-    store, cell = CellStore(tmp_path), cells[0]
+    store = CellStore(tmp_path)
+    cell = cells[0]
 
     def slowly(cell):
         store.write(cell.key, cell.science, [{"value": 1.0}])  # the other run's
@@ -60,7 +61,8 @@ def test_a_run_that_meets_another_goes_on_elsewhere(cells, tmp_path, monkeypatch
 def _order(cells, store, *answers):
     """Return in which order one worker is given the cells; it answers in turn, the last answer for ever."""
     ours, theirs = multiprocessing.Pipe()
-    pool, given = Pool(0, store), []
+    pool = Pool(0, store)
+    given = []
     pool._workers = [pools._Worker(SimpleNamespace(), ours, 0)]
     keys = [cell.key for cell in cells]
 
@@ -105,7 +107,6 @@ def test_the_environment_of_a_server_is_not_the_callers(monkeypatch):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     before = dict(os.environ)
     pools.warm()
-    assert seen["PYTHONSAFEPATH"] == seen["OMP_NUM_THREADS"] == "1" and seen[
-        "PYTHONPATH"
-    ].endswith("mine")
+    assert seen["PYTHONSAFEPATH"] == seen["OMP_NUM_THREADS"] == "1"
+    assert seen["PYTHONPATH"].endswith("mine")
     assert dict(os.environ) == before

@@ -111,7 +111,8 @@ def test_a_cell_that_failed_in_a_task_is_reported_with_its_cause(
     capfd.readouterr()
     assert cluster.run().failed == CELLS
     words = capfd.readouterr().err
-    assert "failed: n_layers=1, sigma=" in words and "RuntimeError: " in words
+    assert "failed: n_layers=1, sigma=" in words
+    assert "RuntimeError: " in words
     assert "ended without it" not in words
 
 
@@ -195,21 +196,17 @@ def test_settings_are_options_and_what_is_not_set_is_left_to_the_cluster(tmp_pat
         tmp_path, cpus_per_task=3, options=["--qos=a b", "--exclusive"], **chosen
     )
     expected = {
-        *(
-            "--array=0-3%4",
-            "--cpus-per-task=3",
-            "--time=90",
-            "--mem=16G",
-            "--partition=main",
-            "--account=mine",
-        ),
-        *(
-            "--gpus-per-task=2",
-            "--qos='a b'",
-            "--exclusive",
-            "--requeue",
-            "--open-mode=append",
-        ),
+        "--array=0-3%4",
+        "--cpus-per-task=3",
+        "--time=90",
+        "--mem=16G",
+        "--partition=main",
+        "--account=mine",
+        "--gpus-per-task=2",
+        "--qos='a b'",
+        "--exclusive",
+        "--requeue",
+        "--open-mode=append",
     }
     assert expected <= {line.removeprefix("#SBATCH ") for line in lines}
     assert [
@@ -232,35 +229,35 @@ def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path):
     job = compose(["sweep=sigma", "launcher=slurm", "workers=7", "task.digits=3"])
     command = JobArray(sweep, job)._command(Shard(2, 8))
     assert command[command.index("run") :] == (
-        *("run", "sweep=sigma", "task.digits=3", f"output_dir='{tmp_path}'"),
-        *("launcher=local", "workers=3", "force_workers=true", "shard=2/8"),
+        "run",
+        "sweep=sigma",
+        "task.digits=3",
+        f"output_dir='{tmp_path}'",
+        "launcher=local",
+        "workers=3",
+        "force_workers=true",
+        "shard=2/8",
     )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *(
-            ("90", 90),
-            ("1", 1),
-            ("9999999", 9_999_999),
-            ("1:30:00", 90),
-            ("01:30:00", 90),
-            ("100:00:00", 6000),
-        ),
-        *(
-            ("0:00:01", 1),
-            ("0:00:59", 1),
-            ("0:01:00", 1),
-            ("0:01:01", 2),
-            ("0:30:00", 30),
-        ),
-        *(
-            ("2-00:00:00", 2880),
-            ("1-02:03:04", 1564),
-            ("0-00:00:01", 1),
-            ("1-06:00:00", 1800),
-        ),
+        ("90", 90),
+        ("1", 1),
+        ("9999999", 9_999_999),
+        ("1:30:00", 90),
+        ("01:30:00", 90),
+        ("100:00:00", 6000),
+        ("0:00:01", 1),
+        ("0:00:59", 1),
+        ("0:01:00", 1),
+        ("0:01:01", 2),
+        ("0:30:00", 30),
+        ("2-00:00:00", 2880),
+        ("1-02:03:04", 1564),
+        ("0-00:00:01", 1),
+        ("1-06:00:00", 1800),
         # Forms of Slurm's that are refused here, and its word for no limit at all.
         *(
             (text, None)
@@ -303,10 +300,8 @@ def test_without_submitit_nothing_is_written(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
-    assert (
-        "launcher=slurm needs submitit" in answer.err
-        and "pip install '.[slurm]'" in answer.err
-    )
+    assert "launcher=slurm needs submitit" in answer.err
+    assert "pip install '.[slurm]'" in answer.err
     assert not list(Path().rglob("*.json"))
 
 
@@ -314,17 +309,16 @@ def test_without_slurm_the_message_says_so(cli, monkeypatch):
     monkeypatch.setenv("PATH", "")
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
-    assert 'Could not detect "srun"' in answer.err and "launcher=local" in answer.err
+    assert 'Could not detect "srun"' in answer.err
+    assert "launcher=local" in answer.err
     assert not list(Path().rglob("*.json"))
 
 
 def test_dry_run_shows_the_options_and_writes_nothing(cli):
     answer = cli("run", *TOY, "launcher=slurm", "launcher.tasks=2", "dry_run=true")
     assert answer.code == 0
-    assert (
-        "slurm: 2 tasks, job_name=hessfig-sigma-" in answer.out
-        and "time=240" in answer.out
-    )
+    assert "slurm: 2 tasks, job_name=hessfig-sigma-" in answer.out
+    assert "time=240" in answer.out
     assert not list(Path().iterdir())
 
 

@@ -14,8 +14,10 @@ from hessfig.errors import UserError
 from hessfig.files import replacing, unwritable
 from hessfig.sweep.store import CellStore, CorruptCell
 
-KEY, OTHER = "ab" * 12, "cd" * 12
-SCIENCE, ROWS = {"sigma": 0.1}, [{"value": 0.1 + 0.2, "status": "ok"}]
+KEY = "ab" * 12
+OTHER = "cd" * 12
+SCIENCE = {"sigma": 0.1}
+ROWS = [{"value": 0.1 + 0.2, "status": "ok"}]
 
 
 @pytest.fixture
@@ -80,7 +82,8 @@ def test_a_file_under_another_key_is_found_out(store):
 
 def test_a_reader_never_sees_half_a_file(tmp_path):
     """One thread replaces the file two hundred times while this one reads it."""
-    path, texts = tmp_path / "file", [letter * 100_000 for letter in "ab"]
+    path = tmp_path / "file"
+    texts = [letter * 100_000 for letter in "ab"]
 
     def write():
         for turn in range(200):
@@ -155,7 +158,8 @@ def test_arrays_need_no_pickle_and_carry_their_label(with_arrays):
     (_, ours), (_, none) = (
         with_arrays.finished(key) or ([], "") for key in (OTHER, KEY)
     )
-    assert len(ours or "") == 64 and none is None
+    assert len(ours or "") == 64
+    assert none is None
 
 
 def test_a_cell_vouches_for_its_arrays(with_arrays):

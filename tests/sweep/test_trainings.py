@@ -90,7 +90,9 @@ def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path, capfd):
         Sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))])
     )
     said = capfd.readouterr().err
-    assert summary.failed >= 2 and summary.measured >= 1 and not summary.is_complete
+    assert summary.failed >= 2
+    assert summary.measured >= 1
+    assert not summary.is_complete
     assert "diverged: the training has no state at step" in said
     assert "step=20, seed=1234: Diverged: the training has no state at step" in said
     manifest = json.loads(summary.table.with_name(MANIFEST).read_text())
@@ -103,7 +105,8 @@ def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path, capfd):
 
 def test_a_dry_run_names_the_trainings(tmp_path):
     said = describe_plan(Sweep([("", training_config(tmp_path, step=[0, 3]))]))
-    assert "trainings: 2, of 3 steps" in said and "2 steps 0..3" in said
+    assert "trainings: 2, of 3 steps" in said
+    assert "2 steps 0..3" in said
     assert not (tmp_path / "states").exists()
 
 
@@ -115,27 +118,24 @@ def test_progress_is_said_in_words():
 
 
 RUN = [
-    *[
-        "run",
-        "sweep=sigma",
-        "state=trained",
-        "state.step=[0,100,2500]",
-        "estimator=hutchinson",
-        "seeds=2",
-    ],
-    *[
-        "training.steps=2500",
-        "training.evaluate_every=500",
-        "model.d_model=8",
-        "task.digits=2",
-    ],
+    "run",
+    "sweep=sigma",
+    "state=trained",
+    "state.step=[0,100,2500]",
+    "estimator=hutchinson",
+    "seeds=2",
+    "training.steps=2500",
+    "training.evaluate_every=500",
+    "model.d_model=8",
+    "task.digits=2",
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_twenty_kills_and_another_number_of_workers(tmp_path):
-    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    calm = tmp_path / "calm"
+    disturbed = tmp_path / "disturbed"
     disturbed.mkdir()
     assert hessfig(*RUN, "workers=1", folder=calm).returncode == 0
     for kill in range(20):
@@ -154,7 +154,8 @@ def test_twenty_kills_and_another_number_of_workers(tmp_path):
         path.relative_to(calm): path
         for path in (calm / "outputs/states").rglob("step_*")
     }
-    assert kept and all(
+    assert kept
+    assert all(
         (disturbed / name).read_bytes() == path.read_bytes()
         for name, path in kept.items()
     )

@@ -81,7 +81,8 @@ def test_enrichment_plants_a_fifth_of_all_places():
     enriched = [
         nines(batch(seed=seed)) for seed in range(60) if is_enriched(batch(seed=seed))
     ]
-    chosen, others = 500, 2000
+    chosen = 500
+    others = 2000
     expected = chosen + 0.1 * others
     error = math.sqrt(0.1 * 0.9 * others / len(enriched))
     assert abs(sum(enriched) / len(enriched) - expected) < 4 * error

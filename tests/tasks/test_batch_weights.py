@@ -17,7 +17,8 @@ NET = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
 SMOOTH = nn.Sequential(
     nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 3)
 ).double()  # by double backward
-X, CLASSES = torch.randn(7, 3).double(), torch.tensor([0, 2, 1, 1, 0, 2, 2])
+X = torch.randn(7, 3).double()
+CLASSES = torch.tensor([0, 2, 1, 1, 0, 2, 2])
 SOME = torch.tensor([0, -100, -100, 1, 0, -100, 2])
 NUMBERS = torch.randn(7, 3).double()
 COST = torch.tensor([1.0, 5.0, 0.5])
@@ -132,7 +133,8 @@ def test_the_remedy_for_several_batches_gives_the_mean_of_their_losses(are_pairs
 
 
 def test_sequences_of_different_lengths_weigh_their_targets():
-    x, y = torch.randn(3, 5, 3).double(), torch.randint(0, 3, (3, 5))
+    x = torch.randn(3, 5, 3).double()
+    y = torch.randint(0, 3, (3, 5))
     apart = numbers(NET, [x[:1], x[1:, :2]], [y[:1], y[1:, :2]], "cross_entropy")
     joined = [torch.cat([one[0], one[1, :2], one[2, :2]]) for one in (x, y)]
     assert apart == pytest.approx(
@@ -152,9 +154,9 @@ def test_sequences_of_different_lengths_weigh_their_targets():
 def test_losses_that_do_not_add_up_are_refused(loss, targets):
     with pytest.raises(UserError, match="do not add up") as caught:
         numbers(NET, [X[:3], X[3:]], [targets[:3], targets[3:]], loss)
-    assert (
-        caught.value.got and caught.value.allowed and "one batch" in caught.value.remedy
-    )
+    assert caught.value.got
+    assert caught.value.allowed
+    assert "one batch" in caught.value.remedy
 
 
 def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute():
@@ -173,7 +175,8 @@ def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute():
 
 
 def test_a_loss_whose_batches_cannot_be_joined_is_refused():
-    x, y = torch.randn(3, 5, 3).double(), torch.randn(3, 5, 3).double()
+    x = torch.randn(3, 5, 3).double()
+    y = torch.randn(3, 5, 3).double()
     with pytest.raises(UserError, match=r"do not add up(.|\n)*cannot be joined"):
         numbers(
             NET,

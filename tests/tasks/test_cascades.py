@@ -45,7 +45,8 @@ def test_a_share_of_the_sums_gets_one_run_of_nines_and_the_others_stay():
     assert torch.equal(same, x)
     assert torch.equal(changed[10:], y[10:])
     for row in changed[:10].tolist():
-        assert set(row) <= {0, 9} and 9 in row
+        assert set(row) <= {0, 9}
+        assert 9 in row
         assert "".join(map(str, row)).strip("0") == "9" * row.count(9)
 
 

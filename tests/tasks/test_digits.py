@@ -76,7 +76,8 @@ def test_a_batch_of_one_picture_is_a_batch(loss):
         task = TaskConfig(data=Data.digits, batch_size=size, loss=loss)
         return draw_batch(task, width=16, dtype=DType.float64)
 
-    one, two = batch(1), batch(2)
+    one = batch(1)
+    two = batch(2)
     assert torch.equal(one.inputs, two.inputs[:1])
     assert torch.equal(one.targets, two.targets[:1])
 
@@ -179,7 +180,8 @@ def test_what_a_file_claims_is_looked_at_before_memory_is_taken(tmp_path, name):
 
 
 def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path):
-    dice, path = random.Random(0), own(tmp_path)
+    dice = random.Random(0)
+    path = own(tmp_path)
     sound = Path(path).read_bytes()
     refused = 0
     started = time.perf_counter()
@@ -196,7 +198,8 @@ def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path):
             pictures(path)
         except UserError:
             refused += 1
-    assert refused > 200 and time.perf_counter() - started < 30
+    assert refused > 200
+    assert time.perf_counter() - started < 30
 
 
 def written(folder, images):

@@ -83,9 +83,11 @@ def test_full_batches_are_the_whole_set_in_its_order(training, full):
 
 
 def test_unseen_sums_are_of_streams_of_their_own():
-    unseen, hard = unseen_sums(FRESH.task, 50), unseen_cascades(FRESH.task, 50)
+    unseen = unseen_sums(FRESH.task, 50)
+    hard = unseen_cascades(FRESH.task, 50)
     assert torch.equal(unseen_sums(FRESH.task, 20), unseen_sums(FRESH.task, 20))
-    assert has_cascade(*operands(hard, 5)).all() and len(hard) == 50
+    assert has_cascade(*operands(hard, 5)).all()
+    assert len(hard) == 50
     assert torch.equal(sequences(*operands(hard, 5)), hard)
     trained = {
         tuple(row)

@@ -60,7 +60,8 @@ def test_characters_have_ids_and_all_others_share_one():
 def test_the_standard_library_is_split_by_module():
     task = TaskConfig(data=Data.text, length=64)
     found = text.split(task)
-    assert list(text.MODULES) == sorted(text.MODULES) and len(text.MODULES) == 126
+    assert list(text.MODULES) == sorted(text.MODULES)
+    assert len(text.MODULES) == 126
     held = text.MODULES[9::10]
     start = Path(os.__file__).parent
     sources = [(start / f"{name}.py").read_text("utf-8") for name in held]
@@ -76,7 +77,8 @@ def test_the_end_of_ones_own_text_is_held_out(task):
     joined = text.as_text(
         np.concatenate([found.training, found.held_out]).astype(np.int64)
     )
-    assert joined == WORDS and len(found.held_out) == len(WORDS) // 10
+    assert joined == WORDS
+    assert len(found.held_out) == len(WORDS) // 10
     windows = text.held_out(task, 50)
     assert windows.shape == (50, 6)
     assert text.as_text(windows[0]) == WORDS[len(found.training) :][:6]
@@ -89,14 +91,14 @@ def test_batches_are_windows_of_the_training_text_from_named_streams(task):
             replace(task, **settings), width=4, dtype=DType.float64
         ).inputs
 
-    assert torch.equal(batch(), batch(batch_size=9)[:3]) and not torch.equal(
-        batch(), batch(seed=1)
-    )
+    assert torch.equal(batch(), batch(batch_size=9)[:3])
+    assert not torch.equal(batch(), batch(seed=1))
     training = WORDS[: len(text.split(task).training)]
     assert all(text.as_text(row.numpy()) in training for row in batch(batch_size=50))
     config = Config(task=task, model=GPT2, training=TrainingConfig(batch_size=5))
     steps = [training_batch(config, seed=1, step=step).inputs for step in (1, 1, 2)]
-    assert torch.equal(steps[0], steps[1]) and not torch.equal(steps[0], steps[2])
+    assert torch.equal(steps[0], steps[1])
+    assert not torch.equal(steps[0], steps[2])
 
 
 def test_every_position_is_scored_but_those_before_the_first(task):
@@ -104,21 +106,18 @@ def test_every_position_is_scored_but_those_before_the_first(task):
         draw_batch(replace(task, first_scored=k), width=4, dtype=DType.float64)
         for k in (0, 2)
     )
-    assert torch.equal(whole.targets, whole.inputs[:, 1:]) and whole.scored == slice(
-        0, 5
-    )
-    assert torch.equal(later.targets, whole.inputs[:, 3:]) and later.scored == slice(
-        2, 5
-    )
+    assert torch.equal(whole.targets, whole.inputs[:, 1:])
+    assert whole.scored == slice(0, 5)
+    assert torch.equal(later.targets, whole.inputs[:, 3:])
+    assert later.scored == slice(2, 5)
     assert (
         task.num_tokens,
         task.num_scored,
         replace(task, first_scored=2).num_scored,
     ) == (6, 5, 3)
     squares = draw_batch(replace(task, loss=Loss.mse), width=4, dtype=DType.float64)
-    assert squares.targets.shape == (3, 5, 97) and torch.equal(
-        squares.targets.argmax(-1), whole.targets
-    )
+    assert squares.targets.shape == (3, 5, 97)
+    assert torch.equal(squares.targets.argmax(-1), whole.targets)
 
 
 def rows_of(name, task):
@@ -136,9 +135,8 @@ def test_the_held_out_loss_is_that_of_plain_torch(task):
     assert found["held_out_loss"] == pytest.approx(float(truth), rel=1e-10)
     shares = batch.inputs[:, 1:].flatten().bincount() / batch.targets.numel()
     entropy = -sum(float(share) * math.log(share) for share in shares if share)
-    assert found["uniform_loss"] == math.log(97) and found[
-        "unigram_loss"
-    ] == pytest.approx(entropy, rel=1e-6)
+    assert found["uniform_loss"] == math.log(97)
+    assert found["unigram_loss"] == pytest.approx(entropy, rel=1e-6)
     counts = torch.ones(97, 97, dtype=torch.float64)
     ids = torch.from_numpy(text.split(task).training.astype("int64"))
     counts.index_put_(
@@ -184,13 +182,15 @@ def test_attention_mass_is_counted_by_head_and_by_key(task):
 
 
 def test_another_text_is_another_key(task, tmp_path):
-    config, standard = Config(task=task, model=GPT2), replace(task, path=None)
+    config = Config(task=task, model=GPT2)
+    standard = replace(task, path=None)
     sources = [
         KIND.source(config),
         KIND.source(replace(config, task=standard)),
         KIND.source(Config()),
     ]
-    assert sources[2] == "" and len(set(sources)) == 3
+    assert sources[2] == ""
+    assert len(set(sources)) == 3
     (tmp_path / "own.txt").write_text(WORDS + ".")
     assert KIND.source(config) != sources[0]
 

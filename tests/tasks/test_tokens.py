@@ -186,18 +186,14 @@ def archive():
             npy(descr=descr)
             for descr in ([("a", "<i8")], ("<i8", (2,)), "<i99999999999", None, 3)
         ),
-        *(
-            npy(extra=1),
-            npy(fortran_order=3),
-            npy(text=b"{1}\n"),
-            npy(text=b"{"),
-            npy(text=b"(" * 9000),
-        ),
-        *(
-            npy(text=b"\xff\xfe\x00"),
-            npy(text=b"__import__('os').getpid()\n"),
-            npy(text=b"[" * 60000),
-        ),
+        npy(extra=1),
+        npy(fortran_order=3),
+        npy(text=b"{1}\n"),
+        npy(text=b"{"),
+        npy(text=b"(" * 9000),
+        npy(text=b"\xff\xfe\x00"),
+        npy(text=b"__import__('os').getpid()\n"),
+        npy(text=b"[" * 60000),
         *(npy(b"\x93NUMPY" + bytes(version)) for version in ((3, 0), (9, 0), (0, 0))),
         b"\x93NUMPY\x02\x00\xff\xff\xff\xff{",
     ],
@@ -211,7 +207,8 @@ def test_files_of_another_form(tmp_path, content):
 
 
 def test_the_whole_file_is_hashed_and_what_is_needed_is_held(tmp_path):
-    path, ids = tmp_path / "ids.npy", np.zeros((2**20, 8), dtype=np.int32)
+    path = tmp_path / "ids.npy"
+    ids = np.zeros((2**20, 8), dtype=np.int32)
     np.save(path, ids)
     planned = hashlib.sha256(path.read_bytes()).hexdigest()
     tracemalloc.start()

@@ -14,7 +14,8 @@ from hessfig.theory.statement import Dims, attention_point
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_both_forms_of_z_agree(L, d_V):
     point = attention_point(Dims(L, d_V, 2), stream(0, "moments", L, d_V))
-    A, X = point.A, point.X
+    A = point.A
+    X = point.X
     torch.testing.assert_close(
         matrix_formulas.z1_by_moments(A, X),
         matrix_formulas.z1_by_definition(A, X),

@@ -23,7 +23,8 @@ TINY = 1e-5
 @given(st.integers(3, 5), st.integers(2, 5), st.integers(1, 6))
 def test_all_block_pairs_grow_as_predicted(L, d_V, d_K):
     nets = attention_nets(Dims(L, d_V, d_K), stream(0, "growth", L, d_V, d_K))
-    exponents, rates = measured(nets), predicted(nets)
+    exponents = measured(nets)
+    rates = predicted(nets)
     assert set(exponents) == set(rates)
     for name, rate in rates.items():
         assert float(exponents[name]) == pytest.approx(float(rate), abs=0.05), name
@@ -62,7 +63,8 @@ def test_a_wrong_exponent_is_caught():
     name = next(iter(COMPONENTS))
     statement = CATALOGUE[name]
     drawn = statement.draw(Dims(), stream(FIRST_SEED, "verify", name, 4, 5, 3))
-    found, wrong = statement.oracle(drawn), dict(statement.corrected(drawn))
+    found = statement.oracle(drawn)
+    wrong = dict(statement.corrected(drawn))
     assert max(float((value - found[key]).abs()) for key, value in wrong.items()) < 0.1
     wrong[next(iter(wrong))] += 1
     assert max(float((value - found[key]).abs()) for key, value in wrong.items()) > 0.9

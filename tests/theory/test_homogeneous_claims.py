@@ -25,7 +25,8 @@ from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
 from tests.daily import thinned
 
-Q, V = Matrix.W_Q, Matrix.W_V
+Q = Matrix.W_Q
+V = Matrix.W_V
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
 # Exponents of H(V, V) and H(Q, Q), measured by somebody else in plain PyTorch.
 MEASURED = {
@@ -116,10 +117,8 @@ def test_every_condition_is_needed():
         for one in BREACHES
         if one.expected() != replace(one, differs={}).expected()
     ]
-    assert (
-        differing == [one.name for one in BREACHES if one.name != "minors"]
-        and len(differing) == 8
-    )
+    assert differing == [one.name for one in BREACHES if one.name != "minors"]
+    assert len(differing) == 8
 
 
 @pytest.mark.long

@@ -37,7 +37,8 @@ Q = Matrix.W_Q
 K = Matrix.W_K
 V = Matrix.W_V
 BARE = Architecture(kind=Kind.self_attention, square_loss=True, differential_norm=False)
-PLAIN, COSINE = Surroundings(), Surroundings(scores=0.0, bend=True)
+PLAIN = Surroundings()
+COSINE = Surroundings(scores=0.0, bend=True)
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
 
 
@@ -130,7 +131,8 @@ def _largest_error(drawn, found):
 def test_every_block_is_named_by_the_theorem(exponents):
     drawn, found = exponents
     assert _largest_error(drawn, found) < 0.01
-    assert len(CASES) > 20 and len(found) > 27 * 20
+    assert len(CASES) > 20
+    assert len(found) > 27 * 20
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ def test_rank_of_the_score_outer_product(L, d_V, d_K):
     """X (dQ W_K^T + W_Q dK^T) Xc^T over all dQ, dK, with the ranks of X, of centred tokens, and of both maps."""
     point = attention_point(Dims(L, d_V, d_K), stream(0, "rank", L, d_V, d_K))
     rank = qk.numerical_rank(score_split(point, Part.H_o))
-    tokens, centred = min(L, d_V), min(L - 1, d_V)
-    queries, keys = min(d_K, tokens), min(d_K, centred)
+    tokens = min(L, d_V)
+    centred = min(L - 1, d_V)
+    queries = min(d_K, tokens)
+    keys = min(d_K, centred)
     assert rank == tokens * keys + centred * queries - queries * keys
     assert rank <= min(qk.rank_bound(d_V, d_K), qk.token_rank_bound(L, d_V))
 

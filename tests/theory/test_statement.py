@@ -59,7 +59,8 @@ def test_verdict_is_as_recorded(name):
             for e in (outcome.error_as_printed, outcome.error_corrected)
             if e is not None
         ]
-        assert errors and all(error == int(error) for error in errors)
+        assert errors
+        assert all(error == int(error) for error in errors)
 
 
 @pytest.mark.parametrize("name", EXACT_ZEROS)

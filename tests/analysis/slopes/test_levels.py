@@ -45,7 +45,8 @@ def test_seeds_that_lack_a_number_and_places_without_any():
     (level,) = window_levels(table, [(None, None)]).to_dict("records")
     assert (level["num_seeds"], level["num_points"]) == (3, 1)
     single = window_levels(make_table(**ONE, seeds=1), [(None, None)])
-    assert single["level_se"].isna().all() and single["ci_low"].isna().all()
+    assert single["level_se"].isna().all()
+    assert single["ci_low"].isna().all()
 
 
 def test_the_level_goes_with_a_varied_setting(tmp_path):
@@ -64,23 +65,28 @@ def test_the_level_goes_with_a_varied_setting(tmp_path):
         table.assign(value=table["value"] * width**1.5), tmp_path, settings=None
     )
     levels, trends = run(folder, [(None, 1.0)])
-    assert levels["level"].is_monotonic_increasing and len(levels) == 3
+    assert levels["level"].is_monotonic_increasing
+    assert len(levels) == 3
     (trend,) = trends.to_dict("records")
-    assert trend["setting"] == "model.d_mlp" and trend["exponent"] == pytest.approx(1.5)
-    assert trend["exponent_se"] < 0.5 and trend["num_values"] == 3
+    assert trend["setting"] == "model.d_mlp"
+    assert trend["exponent"] == pytest.approx(1.5)
+    assert trend["exponent_se"] < 0.5
+    assert trend["num_values"] == 3
     assert {path.name for path in folder.glob("*.csv")} == {
         "table.csv",
         "levels.csv",
         "trends.csv",
     }
-    assert rich_table(levels).row_count == 3 and rich_table(trends).row_count == 1
+    assert rich_table(levels).row_count == 3
+    assert rich_table(trends).row_count == 1
 
 
 def test_lines_of_some_rows_and_parts():
     levels = window_levels(make_table(seeds=2), [(None, None)])
     assert len(chosen(levels)) == 6
     some = chosen(levels, rows="W_Q", parts=["H_o", "H"])
-    assert set(some["row"]) == {"W_Q"} and set(some["part"]) == {"H_o", "H"}
+    assert set(some["row"]) == {"W_Q"}
+    assert set(some["part"]) == {"H_o", "H"}
     with pytest.raises(
         UserError, match=r"rows: no line is of W_Qs[\s\S]*did you mean 'W_Q'"
     ):

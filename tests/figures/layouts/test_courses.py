@@ -76,7 +76,5 @@ def test_heat_maps_have_a_page_a_part(pages):
     (alone,) = pages("curvature_flow", table, settings=ALONG)
     (last,) = [ax for ax in alone.figure.axes if "at step 9" in ax.get_title()]
     assert all(tick.label2.get_visible() for tick in last.yaxis.get_major_ticks())
-    assert (
-        alone.suffix == ""
-        and float(alone.figure.axes[0].images[0].get_array().max()) == 1.0
-    )
+    assert alone.suffix == ""
+    assert float(alone.figure.axes[0].images[0].get_array().max()) == 1.0

@@ -4,16 +4,15 @@ import re
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 from scipy import stats
 
 from hessfig.analysis.curves import growth_curves
-from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import read_measured
 from tests.analysis.synthetic import SIGMA, config, make_table, single, write_sweep
 from tests.daily import thinned
-from tests.figures.conftest import curves, guides, note_of, suffixes, thin, words
+from tests.figures.conftest import curves, guides, note_of, thin, words
 
 EXPONENTS = {(0, 0): 2, (0, 2): 2, (1, 0): 6, (1, 1): 5, (1, 2): 5}
 
@@ -83,7 +82,8 @@ def test_few_seeds_are_thin_lines_and_no_band(pages):
     (page,) = pages("growth", table)
     ax = page.figure.axes[2]
     seeds = thin(ax)
-    assert len(seeds) == 5 and not any(
+    assert len(seeds) == 5
+    assert not any(
         path.vertices.size > 6 for band in ax.collections for path in band.get_paths()
     )
     first = table[table["seed"] == 1234].sort_values("sigma")
@@ -136,18 +136,6 @@ def test_figure_3b_has_a_guide_and_a_slope_per_window(pages):
         ]
         assert all("−" in line and "±" in line for line in lines)
     assert "dashed and dotted grey: power laws" in note_of(page)
-
-
-@pytest.mark.long
-def test_depths_have_their_own_sheets_and_layers_their_shades(pages, deep):
-    found = pages("growth", deep)
-    assert suffixes(found) == ["_depth1", "_depth2", "_depth3"]
-    ax = found[2].figure.axes[0]
-    tones = [sum(to_rgb(line.get_color())) for line in curves(ax)]
-    assert len(tones) == 3 and tones == sorted(tones, reverse=True)
-    assert words(ax).count("±") == 3
-    functional = words(found[2].figure.axes[1])
-    assert "3: = 0 (theorem)" in functional and "σ³ (1–2)" in functional
 
 
 def test_chain_draws_both_powers_of_the_full_hessian(pages):
@@ -224,7 +212,8 @@ def test_along_steps_there_is_no_sigma(pages):
         )
         note = page.figure.get_label().replace("\u00a0", " ")
         assert "σ = 1" not in note
-        assert "At σ = 0.1." in note and "step ≤ 100" in note
+        assert "At σ = 0.1." in note
+        assert "step ≤ 100" in note
     (page,) = pages(
         "growth", table, settings=settings, windows=[(None, 100.0), (None, None)]
     )
@@ -239,23 +228,14 @@ def test_along_steps_there_is_no_sigma(pages):
     ]
 
 
-@pytest.mark.long
-def test_another_quantity_is_named_and_has_no_prediction(pages):
-    table = make_table(quantity="trace", noise=0, wander=0)
-    (page,) = pages("growth", table, quantity="trace")
-    assert page.figure.axes[0].get_ylabel() == r"$W_{\mathrm{V}}$ block trace"
-    assert words(page.figure.axes[3]) == "slope 6.00"
-    assert "Trace: Hutchinson" in page.figure.get_label()
-    with pytest.raises(UserError, match="no numbers of this quantity"):
-        pages("growth", table)
-
-
 def test_other_weights_get_rows_of_their_own(pages):
     (page,) = pages(
         "growth", make_table(blocks=[("W_K", "W_K"), ("W_V", "W_V"), ("W_K", "W_V")])
     )
     labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
-    assert len(labels) == 2 and "V" in labels[0] and "K" in labels[1]
+    assert len(labels) == 2
+    assert "V" in labels[0]
+    assert "K" in labels[1]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +249,8 @@ def test_a_table_of_pairs_alone_says_what_is_not_measured(pages, layout):
 
 def test_geometric_means_are_drawn_where_slopes_are_fitted_to_them(tmp_path):
     table = make_table(seeds=6, sigma=SIGMA[:4], noise=0.5)
-    folder, fields = write_sweep(table, tmp_path), {"average": "geometric"}
+    folder = write_sweep(table, tmp_path)
+    fields = {"average": "geometric"}
     measured = read_measured(
         FigureSpec("6", "sigma", "growth", [(None, 1.0)], **fields), Source(folder)
     )
@@ -282,4 +263,5 @@ def test_geometric_means_are_drawn_where_slopes_are_fitted_to_them(tmp_path):
     errors = values.agg(lambda of_sigma: np.log(of_sigma).sem())
     np.testing.assert_allclose(query["sem"], np.exp(logs) * errors)
     zero = measured.of(row="W_V", part="H_f").curves
-    assert (zero["mean"] == 0).all() and "geometric mean over 6 seeds" in measured.how()
+    assert (zero["mean"] == 0).all()
+    assert "geometric mean over 6 seeds" in measured.how()

@@ -25,7 +25,8 @@ def entry_pages(layout, folder, **options):
 def stored(tmp_path):
     """Return a folder with Hessians of two variants over the parameters of attention."""
     generator = np.random.default_rng(0)
-    names, sizes = ["W_E", "W_Q", "W_K", "W_V", "W_O", "b_U"], [9, 8, 8, 8, 8, 1]
+    names = ["W_E", "W_Q", "W_K", "W_V", "W_O", "b_U"]
+    sizes = [9, 8, 8, 8, 8, 1]
     entries = [
         store(
             tmp_path,
@@ -43,10 +44,12 @@ def test_entries(stored):
     (page,) = entry_pages("entries", stored, variant=VARIANTS[0])
     whole, attention, *_ = page.figure.axes
     assert page.suffix == ""
-    assert "42" in whole.get_title() and "attention: 32" in attention.get_title()
+    assert "42" in whole.get_title()
+    assert "attention: 32" in attention.get_title()
     low, high = whole.images[0].get_clim()
     # One scale from the floor to the half decade above the largest number.
-    assert (low, high) == attention.images[0].get_clim() and low == -6
+    assert (low, high) == attention.images[0].get_clim()
+    assert low == -6
     largest = max(ax.images[0].get_array().max() for ax in (whole, attention))
     assert largest < high <= largest + 0.5
     assert whole.images[0].get_cmap().name == "viridis"
@@ -58,7 +61,8 @@ def test_entries(stored):
     assert borders == [8, 16, 24]
     assert len(whole.get_xticklabels()) == 5
     shares = page.numbers.groupby("block")["share"].sum()
-    assert (shares <= 1).all() and (shares > 0.98).all()
+    assert (shares <= 1).all()
+    assert (shares > 0.98).all()
 
 
 def test_every_variant_has_a_page_and_a_plain_name(stored):

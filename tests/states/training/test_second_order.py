@@ -138,7 +138,8 @@ def test_newton_divides_by_the_modulus_of_the_hessian(norm):
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre])
 def test_gauss_newton_whole_and_by_blocks(norm):
     loss = of_network(norm)
-    whole, slope = oracle_gauss_newton(loss), gradient_of(loss)
+    whole = oracle_gauss_newton(loss)
+    slope = gradient_of(loss)
     assert_close(
         steps_of(Optimiser.gauss_newton, loss),
         split(loss, torch.linalg.solve(damped(whole), slope)),
@@ -254,7 +255,8 @@ def test_libraries_make_the_published_steps():
     )
     sizes = torch.linalg.svdvals(moved(Optimiser.muon, [first]) / (0.2 * 4**0.5))
     # Orthogonal but for the quintic's own error.
-    assert float(sizes.min()) > 0.6 and float(sizes.max()) < 1.3
+    assert float(sizes.min()) > 0.6
+    assert float(sizes.max()) < 1.3
 
 
 def moved(kind, slopes):
@@ -339,7 +341,8 @@ def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path):
             float(sum((after[name] - before[name]).square().sum() for name in after))
             ** 0.5
         )
-    assert lengths[0] == pytest.approx(0.005, rel=1e-4) and lengths[1] > 0.01
+    assert lengths[0] == pytest.approx(0.005, rel=1e-4)
+    assert lengths[1] > 0.01
 
 
 def test_settings_of_a_rule_are_in_its_key_alone(tmp_path):

@@ -78,7 +78,9 @@ def test_a_ritz_value_is_never_above_and_soon_near_the_largest_eigenvalue():
     matrix = torch.diag(torch.linspace(-3, 1, 60, dtype=torch.float64))
     start = torch.ones(60, dtype=torch.float64)
     found = [largest_ritz(lambda v: matrix @ v, start, count) for count in (3, 12, 60)]
-    assert found == sorted(found) and found[1] > 0.9 and found[2] == pytest.approx(1)
+    assert found == sorted(found)
+    assert found[1] > 0.9
+    assert found[2] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,8 @@ def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(tmp_
     other = Trajectory(plain, 0.3, 1)
     ensure(other, [1])
     ours, theirs = (load_file(Folder(each).weights_path(1)) for each in (one, other))
-    assert factor != 1 and all(
+    assert factor != 1
+    assert all(
         torch.allclose(ours[name], theirs[name], rtol=1e-13, atol=0) for name in ours
     )
 

@@ -24,7 +24,8 @@ def train(folder, steps):
 
 def killed(folder, steps, *, kills, seed):
     """Start and kill the training; return how many kills met it at work."""
-    moments, met = random.Random(seed), 0
+    moments = random.Random(seed)
+    met = 0
     for _ in range(kills):
         process = start_process(train, folder, steps)
         time.sleep(moments.uniform(0.1, 1.0))
@@ -45,7 +46,8 @@ def files(folder, steps):
 )
 @pytest.mark.long
 def test_killed_at_any_moment_it_ends_in_the_same_bytes(tmp_path, kills, steps):
-    disturbed, undisturbed = str(tmp_path / "disturbed"), str(tmp_path / "undisturbed")
+    disturbed = str(tmp_path / "disturbed")
+    undisturbed = str(tmp_path / "undisturbed")
     assert killed(disturbed, steps, kills=kills, seed=kills) > kills // 4
     for folder in (disturbed, undisturbed):
         ensure(trajectory(folder, steps), (steps // 2, steps))
@@ -55,7 +57,8 @@ def test_killed_at_any_moment_it_ends_in_the_same_bytes(tmp_path, kills, steps):
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
 def test_two_processes_at_the_same_training_do_no_harm(tmp_path):
-    both, alone = str(tmp_path / "both"), str(tmp_path / "alone")
+    both = str(tmp_path / "both")
+    alone = str(tmp_path / "alone")
     running = [start_process(train, both, 200) for _ in range(2)]
     for process in running:
         process.join()

@@ -114,7 +114,8 @@ def test_a_flipped_bit_in_the_step_of_what_is_left_for_resuming_is_seen(
     assert content.count(rb"\"step\": 12") == 1
     # 2 is 0 with one bit more.
     path.write_bytes(content.replace(rb"\"step\": 12", rb"\"step\": 10"))
-    assert ensure(one, STEPS) == 30 and files(one) == files(whole)
+    assert ensure(one, STEPS) == 30
+    assert files(one) == files(whole)
     assert (
         "resume.safetensors: its checksum, key or step is not that of its content"
         in capsys.readouterr().err
@@ -216,7 +217,8 @@ def test_the_log_says_what_every_update_did(whole):
     assert [int(line.partition(",")[0]) for line in lines[1:]] == list(range(1, 31))
     rates = [float(line.split(",")[2]) for line in lines[1:]]
     assert rates[:5] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3])
-    assert rates[5] == pytest.approx(1e-3) and rates[-1] < rates[-2] < rates[10]
+    assert rates[5] == pytest.approx(1e-3)
+    assert rates[-1] < rates[-2] < rates[10]
     assert [bool(line.split(",")[4]) for line in lines[1:]] == [
         step % 10 == 0 for step in range(1, 31)
     ]
@@ -224,10 +226,10 @@ def test_the_log_says_what_every_update_did(whole):
 
 def test_what_it_is_stands_beside_it(whole):
     said = json.loads((whole.folder / "training.json").read_text())
-    assert said["key"] == whole.folder.name and said["settings"]["training"][
-        "betas"
-    ] == [0.9, 0.98]
-    assert said["label"]["seed"] == 1 and said["checksum"]
+    assert said["key"] == whole.folder.name
+    assert said["settings"]["training"]["betas"] == [0.9, 0.98]
+    assert said["label"]["seed"] == 1
+    assert said["checksum"]
 
 
 SAME = [

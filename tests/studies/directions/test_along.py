@@ -80,7 +80,8 @@ def gradient_of(objective):
 
 def expected_split(matrix, vector, keys, sizes):
     """Return the numbers of one direction and one matrix, by sums over every pair of weights."""
-    squared, product = float(vector @ vector), matrix @ vector
+    squared = float(vector @ vector)
+    product = matrix @ vector
     found = {
         "curvature": float(vector @ product) / squared,
         "product": float(product.norm()) / squared**0.5,
@@ -114,7 +115,8 @@ class Dense:
     """The block of some weights of a problem, with its gradient, by dense double backward."""
 
     def __init__(self, objective, layer, name, whole=None):
-        side, at = objective.layout.side(layer, name), places(objective, layer, name)
+        side = objective.layout.side(layer, name)
+        at = places(objective, layer, name)
         self.matrices = {
             part: one[at][:, at]
             for part, one in (whole or whole_oracle(objective)).items()
@@ -241,7 +243,8 @@ def test_own_networks_by_hessfig_measure():
     )
     objective = problem.objective("float64")
     found = {(row.quantity, None, row.part): row.value for row in table.itertuples()}
-    dense, network = Dense(objective, 0, "all"), copy.deepcopy(problem.network)
+    dense = Dense(objective, 0, "all")
+    network = copy.deepcopy(problem.network)
     made = {
         "adamw": torch.optim.AdamW(
             network.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0
@@ -417,7 +420,8 @@ def test_rounding_has_no_sign(dtype):
     asked |= {
         "directions": {"named": ["sign", "update"], "rules": ["sign"], "gradients": 1}
     }
-    keys, found = ["col", "quantity", "index"], []
+    keys = ["col", "quantity", "index"]
+    found = []
     for order in (torch.arange(7), torch.arange(6, -1, -1)):
         problem = hessfig.Problem(network, x[order], y[order], "mse")
         found.append(hessfig.measure(problem, **asked).set_index(keys)["value"])
@@ -431,10 +435,10 @@ def test_rounding_has_no_sign(dtype):
     assert lengths == {"k.bias": 0.0, "k.weight": 3.0, "all": pytest.approx(33**0.5)}
     assert found[0]["k.bias", "sign_update_length", None] == 0.0
     objective = problem.objective(dtype)
-    gradient, told = LossGradient(objective).gradient, above_rounding(objective)
-    assert not told["k.bias"].any() and all(
-        bool(told[name].all()) for name in told if name != "k.bias"
-    )
+    gradient = LossGradient(objective).gradient
+    told = above_rounding(objective)
+    assert not told["k.bias"].any()
+    assert all(bool(told[name].all()) for name in told if name != "k.bias")
     assert bool(gradient["k.bias"].any())
 
 

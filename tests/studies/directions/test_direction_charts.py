@@ -21,28 +21,25 @@ PLANE = {
 }
 GRID = T[None, :] ** 2 - T[:, None] ** 2
 SLICES = {
-    **{
-        "rays": ["largest", "random"],
-        "plane_rays": ["largest", "random"],
-        "distances": np.stack([T, 3 * T]),
-    },
-    **{"losses": np.stack([T**2 + T**3, T]), "expansions": np.stack([T**2, T])},
-    **{"plane_losses": GRID, "plane_expansions": GRID, **PLANE},
+    "rays": ["largest", "random"],
+    "plane_rays": ["largest", "random"],
+    "distances": np.stack([T, 3 * T]),
+    "losses": np.stack([T**2 + T**3, T]),
+    "expansions": np.stack([T**2, T]),
+    "plane_losses": GRID,
+    "plane_expansions": GRID,
+    **PLANE,
 }
 STEPS = np.arange(6.0)
 DESCENT = {
-    **{
-        "losses": 6 - STEPS,
-        "model_losses": 6 - STEPS**2,
-        "distances": STEPS,
-        "model_distances": 2 * STEPS,
-    },
-    **{
-        "gaps": STEPS,
-        "curvatures": STEPS[1:],
-        "run_curvatures": STEPS[1:],
-        "line_curvatures": STEPS[1:],
-    },
+    "losses": 6 - STEPS,
+    "model_losses": 6 - STEPS**2,
+    "distances": STEPS,
+    "model_distances": 2 * STEPS,
+    "gaps": STEPS,
+    "curvatures": STEPS[1:],
+    "run_curvatures": STEPS[1:],
+    "line_curvatures": STEPS[1:],
 }
 
 
@@ -139,12 +136,15 @@ def test_critical_points_tell_what_was_found_from_what_was_not(tmp_path):
     table = pd.concat(searches).assign(estimator="least squares")
     (page,) = pages("critical_points", write_sweep(table, tmp_path, settings=CONFIG))
     found, lost = page.figure.axes[0].lines
-    assert found.get_xydata().tolist() == [[1, 7]] and found.get_fillstyle() == "full"
-    assert lost.get_xydata().tolist() == [[2, 9]] and lost.get_fillstyle() == "none"
+    assert found.get_xydata().tolist() == [[1, 7]]
+    assert found.get_fillstyle() == "full"
+    assert lost.get_xydata().tolist() == [[2, 9]]
+    assert lost.get_fillstyle() == "none"
 
 
 def test_descents_draw_the_run_its_model_and_horizons(tmp_path):
-    rates, horizons = (0.1, 0.5), (math.inf, 3.0)
+    rates = (0.1, 0.5)
+    horizons = (math.inf, 3.0)
     variants = [f"directions.rate={rate}" for rate in rates]
     tables = [
         rows(
@@ -166,9 +166,8 @@ def test_descents_draw_the_run_its_model_and_horizons(tmp_path):
     assert drawn[-1].get_xdata()[0] == 3
     assert len(courses.figure.axes[0].lines) == 2  # no horizon
     inside, beyond = summary.figure.axes[0].lines
-    assert inside.get_xydata().tolist() == [
-        [0.5, 3]
-    ] and beyond.get_xydata().tolist() == [[0.1, 6.5]]
+    assert inside.get_xydata().tolist() == [[0.5, 3]]
+    assert beyond.get_xydata().tolist() == [[0.1, 6.5]]
 
 
 @pytest.mark.parametrize(

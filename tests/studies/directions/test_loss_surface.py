@@ -157,9 +157,8 @@ def test_departure_and_horizon_of_a_cubic_loss():
             plane=[Along.gradient, Along.random],
         )
     )
-    assert values["gradient_ray_slope"] == pytest.approx(-3) and values[
-        "gradient_ray_curvature"
-    ] == pytest.approx(6)
+    assert values["gradient_ray_slope"] == pytest.approx(-3)
+    assert values["gradient_ray_curvature"] == pytest.approx(6)
     assert values["gradient_ray_departure1"] == pytest.approx(
         (-0.3 + ROOT) / 1.8, rel=5e-3
     )
@@ -191,7 +190,8 @@ def test_critical_points_of_a_product(start, expected):
         cut=1e-6,
     )
     values = numbers(measured)
-    assert statuses(measured) == {"ok"} and values["critical_gradient"] <= 1e-8
+    assert statuses(measured) == {"ok"}
+    assert values["critical_gradient"] <= 1e-8
     for name, value in expected.items():
         assert values[f"critical_{name}"] == pytest.approx(value, abs=1e-10), name
     first = (start[0] * start[1] - 1) ** 2 / 2
@@ -221,7 +221,8 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay, norm):
     w = surface.start + 0.1 * torch.randn(
         surface.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    here, hessian = surface.at(w), surface.hessian(w)
+    here = surface.at(w)
+    hessian = surface.hessian(w)
     moved = surface.moved(w).network
     leaves = [one.requires_grad_() for one in moved.parameters()]
 
@@ -235,13 +236,13 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay, norm):
         slopes = torch.autograd.grad(loss, leaves)
         flat = torch.cat([one.flatten() for one in slopes]).detach()
         truth = by_autodiff(loss_there, leaves)
-    assert here.loss == pytest.approx(loss.item(), rel=1e-12) and surface.loss(
-        w
-    ) == pytest.approx(loss.item())
+    assert here.loss == pytest.approx(loss.item(), rel=1e-12)
+    assert surface.loss(w) == pytest.approx(loss.item())
     assert float(here.gradient.norm()) == pytest.approx(flat.norm().item(), rel=1e-10)
     spectra = [torch.linalg.eigvalsh(one) for one in (hessian, truth)]
     torch.testing.assert_close(*spectra, rtol=1e-10, atol=1e-10)
-    bent, expected = here.product(here.gradient), hessian @ here.gradient
+    bent = here.product(here.gradient)
+    expected = hessian @ here.gradient
     torch.testing.assert_close(bent, expected, rtol=1e-10, atol=1e-10)
     assert float(here.gradient @ bent) == pytest.approx(
         (flat @ truth @ flat).item(), rel=1e-9
@@ -258,7 +259,8 @@ def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(monkeypa
         "hessfig.studies.directions.slices.has_all_eigenvectors", lambda size: False
     )
     sparse = numbers(found(quadratic(), "slices", along=along, points=3))
-    assert "flat_directions" in dense and "flat_directions" not in sparse
+    assert "flat_directions" in dense
+    assert "flat_directions" not in sparse
     for ray in along:
         assert sparse[f"{ray}_ray_curvature"] == pytest.approx(
             dense[f"{ray}_ray_curvature"], rel=1e-6

@@ -67,10 +67,8 @@ def test_sharpness_of_small_networks():
     for norm in (StepNorm.spectral, StepNorm.blockwise):
         reached = climbed(matrix, [one.shape for one in slopes], norm)
         assert found[f"{norm}_sharpness"].value == pytest.approx(reached, rel=1e-6)
-        assert (
-            np.isnan(found[f"{norm}_sharpness"].error)
-            and found[f"{norm}_sharpness"].status == "ok"
-        )
+        assert np.isnan(found[f"{norm}_sharpness"].error)
+        assert found[f"{norm}_sharpness"].status == "ok"
     assert "sharpness_edge" not in found  # there is no training
 
 
@@ -79,7 +77,8 @@ def climbed(matrix, shapes, norm):
     shifted = matrix - torch.linalg.eigvalsh(matrix)[0] * torch.eye(
         len(matrix), dtype=torch.float64
     )
-    generator, best = torch.Generator().manual_seed(0), -np.inf
+    generator = torch.Generator().manual_seed(0)
+    best = -np.inf
     for _ in range(30):
         at = torch.randn(len(matrix), generator=generator, dtype=torch.float64)
         for _ in range(20):
@@ -121,7 +120,8 @@ def test_the_steepest_direction_is_in_the_ball_and_attains_the_dual_norm(norm):
             <= dual + 1e-12
         )
     zero, nothing = steepest([torch.zeros(2, 2), torch.zeros(3)], norm)
-    assert nothing == 0 and all(not one.any() for one in zero)
+    assert nothing == 0
+    assert all(not one.any() for one in zero)
 
 
 @pytest.mark.parametrize("kind", [Optimiser.spectral_gd, Optimiser.sign])

@@ -91,7 +91,8 @@ def test_the_second_order_prediction_is_true_up_to_the_third_order():
     problem = problem_of("pre-LN")
     samples = Samples(problem, COUNT)
     unit = samples.shaped(direction(samples) / direction(samples).norm())
-    found, left = samples.along(unit), []
+    found = samples.along(unit)
+    left = []
     for distance in (1e-2, 5e-3):
         change = samples.losses(samples.moved(unit, distance)) - found.losses
         predicted = distance * found.slopes + distance**2 / 2 * found.curvatures
@@ -104,7 +105,8 @@ def test_the_second_order_prediction_is_true_up_to_the_third_order():
 
 @pytest.mark.long
 def test_the_largest_curvature_is_that_of_the_dense_hessians():
-    problem, norms = problem_of("pre-LN"), []
+    problem = problem_of("pre-LN")
+    norms = []
     for sample in range(COUNT):
         slope = LossGradient(alone(problem, sample))
         dense = torch.stack(

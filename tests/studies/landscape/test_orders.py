@@ -36,7 +36,8 @@ def test_the_null_is_exact_over_all_orders():
 
 def test_the_null_is_that_of_independent_draws_too():
     """The chance to fail by accident is that of five standard errors."""
-    at, rng = np.array([1, 3, 10, 30]), np.random.default_rng(0)
+    at = np.array([1, 3, 10, 30])
+    rng = np.random.default_rng(0)
     found = root_mean_square(differences(rng.exponential(2.0, (4000, 31)), at))
     expected = 2.0 * np.sqrt(1 + 1 / at) / (at + 1)
     assert (np.abs(found.value - expected) < 5 * found.error).all()
@@ -58,8 +59,10 @@ def test_the_expected_gradient_is_exact_over_all_orders():
 
 def test_means_over_orders_have_standard_errors():
     values = np.array([[1.0], [-3.0], [2.0]])
-    size, rms = mean_size(values), root_mean_square(values)
-    assert size.value == pytest.approx(2.0) and size.error == pytest.approx(1 / 3**0.5)
+    size = mean_size(values)
+    rms = root_mean_square(values)
+    assert size.value == pytest.approx(2.0)
+    assert size.error == pytest.approx(1 / 3**0.5)
     assert rms.value == pytest.approx((14 / 3) ** 0.5)
     assert rms.error == pytest.approx(
         np.std([1, 9, 4], ddof=1) / 3**0.5 / (2 * (14 / 3) ** 0.5)
@@ -70,7 +73,8 @@ def test_means_over_orders_have_standard_errors():
 def test_places_hold_both_ends_and_rise():
     assert places(8, 8192, 11).tolist() == [2**power for power in range(3, 14)]
     found = places(1, 100, 25)
-    assert (found[0], found[-1]) == (1, 100) and (np.diff(found) > 0).all()
+    assert (found[0], found[-1]) == (1, 100)
+    assert (np.diff(found) > 0).all()
     assert places(1, 1, 5).tolist() == [1]
 
 

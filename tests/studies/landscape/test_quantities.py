@@ -72,7 +72,8 @@ def test_at_the_state_itself_differences_are_those_of_its_losses():
 
 
 def rows_of(rows):
-    assert rows and all(row["num_probes"] == 30 and row["row"] == "" for row in rows)
+    assert rows
+    assert all(row["num_probes"] == 30 and row["row"] == "" for row in rows)
     return rows
 
 

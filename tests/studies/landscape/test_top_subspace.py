@@ -19,7 +19,9 @@ from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, asked_of
 from hessfig.rng import probe_stream
 
-COUNT, SPREAD, DRAWS = 9, 0.2, 12
+COUNT = 9
+SPREAD = 0.2
+DRAWS = 12
 DIMENSIONS = [1, 2, 10]
 ROW = quantity("landscape_subspace")
 Rows = dict[tuple[str, int | None], dict[str, Any]]
@@ -47,9 +49,8 @@ def settings(**landscape):
 def measured(**landscape):
     request = asked_of(ROW, [], At(settings(**landscape, samples=COUNT)))
     rows = ROW.measured(problem().objective("float64"), request).rows
-    assert {row["quantity"] for row in rows} == set(ROW.rows) and all(
-        row["status"] == "ok" for row in rows
-    )
+    assert {row["quantity"] for row in rows} == set(ROW.rows)
+    assert all(row["status"] == "ok" for row in rows)
     return {(row["quantity"], row["index"]): row for row in rows}
 
 
@@ -68,7 +69,8 @@ def losses_at(of, flat):
 def dense(of):
     """Return the weights, and losses, gradients and Hessians of single samples, by torch alone."""
     start = torch.cat([one.detach().flatten() for one in of.network.parameters()])
-    slopes, bends = [], []
+    slopes = []
+    bends = []
     for sample in range(COUNT):
         at = start.clone().requires_grad_()
         (slope,) = torch.autograd.grad(losses_at(of, at)[sample], at, create_graph=True)

@@ -81,7 +81,8 @@ def test_surgery_is_the_minimum_over_the_weights_that_are_left():
     order = []
     for count, found in zip(counts, path, strict=True):
         gone = (found == 0).nonzero().flatten().tolist()
-        assert len(gone) == count and set(order) <= set(gone)
+        assert len(gone) == count
+        assert set(order) <= set(gone)
         torch.testing.assert_close(
             found, minimised(weights, matrix, gone), atol=1e-8, rtol=0
         )
@@ -116,11 +117,9 @@ def test_an_indefinite_matrix_is_inverted_by_the_sizes_of_its_eigenvalues():
 def test_a_matrix_that_is_not_finite_makes_numbers_that_are_not():
     lost = damped_inverse(torch.full((SIZE, SIZE), torch.inf, dtype=torch.float64), 0.1)
     weights = quadratic()[0]
-    assert (
-        lost.isnan().all()
-        and obs(weights, lost).isnan().all()
-        and compensated(weights, lost).isnan().any()
-    )
+    assert lost.isnan().all()
+    assert obs(weights, lost).isnan().all()
+    assert compensated(weights, lost).isnan().any()
     assert torch.tensor(obs_of_group(weights, lost, torch.tensor([1, 2]))).isnan()
     assert list(surgery(weights, lost, [0, 2]))[1].isnan().any()
     assert gptq(weights, lost, RowGrids([weights[None]], 3)).isnan().any()
@@ -135,7 +134,8 @@ def test_levels_of_a_row_are_the_nearest_of_all(bits):
     rows[2] = rows[2].abs()  # the grid reaches zero all the same
     found = RowGrids([rows], bits)(rows.flatten()).view_as(rows)
     for row, rounded in zip(rows, found, strict=True):
-        low, high = min(float(row.min()), 0.0), max(float(row.max()), 0.0)
+        low = min(float(row.min()), 0.0)
+        high = max(float(row.max()), 0.0)
         scale = (high - low) / (2**bits - 1)
         levels = (
             scale * (torch.arange(2**bits) - round(-low / scale))
@@ -151,7 +151,8 @@ def test_gptq_moves_what_is_left_to_its_minimum_after_every_weight():
     """After each weight is fixed, GPTQ's later weights are those of least rise given all that are fixed so far."""
     weights, matrix = quadratic(4)
     grid = RowGrids([weights[None]], 3)
-    current, fixed = weights.clone(), []
+    current = weights.clone()
+    fixed = []
     for place in range(SIZE):
         current[place] = grid(current[place], place)
         fixed.append(place)

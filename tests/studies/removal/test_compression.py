@@ -247,7 +247,8 @@ def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network(
     upper = torch.linalg.cholesky(torch.linalg.inv(damped(block))).T
     left = held.flatten().clone()
     rounded = torch.zeros(held.numel(), dtype=torch.float64)
-    scales, zeros = scale.expand_as(held).flatten(), zero.expand_as(held).flatten()
+    scales = scale.expand_as(held).flatten()
+    zeros = zero.expand_as(held).flatten()
     for place in range(len(left)):
         rounded[place] = on_grid(left[place], scales[place], zeros[place], 7)
         left -= (left[place] - rounded[place]) / upper[place, place] * upper[place]
@@ -329,8 +330,10 @@ def test_weights_that_change_nothing_have_equal_ranks(monkeypatch):
         for row in found.rows
         if row["quantity"].endswith("_correlation") and row["row"] == "b_K"
     ]
-    assert correlations and all(np.isnan(row["value"]) for row in correlations)
-    whole, names = found.arrays["1_biases_increase"], found.arrays["1_biases_weights"]
+    assert correlations
+    assert all(np.isnan(row["value"]) for row in correlations)
+    whole = found.arrays["1_biases_increase"]
+    names = found.arrays["1_biases_weights"]
     ends = np.cumsum([0, *found.arrays["1_biases_sizes"]])
     place = slice(*ends[names.index("b_K") : names.index("b_K") + 2])
     saliencies = {
@@ -350,7 +353,8 @@ def test_weights_that_change_nothing_have_equal_ranks(monkeypatch):
 
 def test_ties_share_their_rank():
     generator = np.random.default_rng(0)
-    one, other = generator.integers(0, 4, 30), generator.integers(0, 4, 30)
+    one = generator.integers(0, 4, 30)
+    other = generator.integers(0, 4, 30)
     found = spearman(
         torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
     )
@@ -361,17 +365,20 @@ def test_predictions_of_rounding_are_those_of_dense_matrices():
     """Rises, traces and quadratic forms of four weights by plain autograd, and their rank correlations by SciPy."""
     names = ["W_Q", "W_K", "W_V", "W_O"]
     problem, found = measured("rounding", HEADS, names, bits=[3])
-    oracle, seen = dense_oracle(problem, 1, names)[Part.H], {}
+    oracle = dense_oracle(problem, 1, names)[Part.H]
+    seen = {}
     network = copy.deepcopy(problem.network).requires_grad_(True)
     moving = Objective(network, problem.batch, problem.loss, problem.layout)
     with torch.enable_grad():
         loss_of(moving).backward()
     for name in names:
-        held, matrix = problem.weight(1, name).detach(), oracle[name, name]
+        held = problem.weight(1, name).detach()
+        matrix = oracle[name, name]
         rounded = on_grid(held, *grid_of(held, 7), 7)
         step = (rounded - held).flatten()
         (rise,) = rises(problem, name, [rounded])
-        bent, mean = float(step @ matrix @ step) / 2, float(step.square().mean())
+        bent = float(step @ matrix @ step) / 2
+        mean = float(step.square().mean())
         slope = moving.weight(1, name).grad
         assert slope is not None
         seen[name] = {

@@ -69,9 +69,8 @@ def test_curves_and_correlations_are_means_over_seeds(tmp_path):
     losses, page = drawn("pruning", table, tmp_path)
     (curves,), (correlations,) = losses.figure.axes, page.figure.axes
     (few, _) = drawn("pruning", table, tmp_path, saliencies=["obs_hessian"])
-    assert set(few.numbers["saliency"]) == {"obs_hessian"} and len(
-        few.figure.axes[0].lines
-    ) < len(curves.lines)
+    assert set(few.numbers["saliency"]) == {"obs_hessian"}
+    assert len(few.figure.axes[0].lines) < len(curves.lines)
     with pytest.raises(
         UserError, match=r"saliencies: there is no such saliency[\s\S]*obs_hessian"
     ):
@@ -81,9 +80,8 @@ def test_curves_and_correlations_are_means_over_seeds(tmp_path):
     assert set(lines) == set(LOSSES.values())
     assert all(list(line.get_xdata()) == [0.0, 0.5] for line in lines.values())
     by_rule = [lines[LOSSES[name]] for name in ("obd_hessian", "obs_hessian")]
-    assert by_rule[0].get_color() == by_rule[1].get_color() and [
-        one.get_linestyle() for one in by_rule
-    ] == ["--", "-"]
+    assert by_rule[0].get_color() == by_rule[1].get_color()
+    assert [one.get_linestyle() for one in by_rule] == ["--", "-"]
 
     marks = {
         float(line.get_xdata()[0])

@@ -19,7 +19,11 @@ from hessfig.terms import Optimiser, Part
 from tests.curvature.oracle import whole_oracle
 from tests.toys import training_config
 
-COUNT, RATE, STEPS, SUBSETS, LEFT = 8, 0.3, 7, 5, 3
+COUNT = 8
+RATE = 0.3
+STEPS = 7
+SUBSETS = 5
+LEFT = 3
 
 
 def config(folder, **settings):
@@ -58,7 +62,8 @@ def losses(objective, batch):
 def descended(request, kept):
     """Return the problem after plain gradient descent on some of its samples."""
     start = initialised(request.at.config, sigma=request.at.sigma, seed=request.at.seed)
-    batch, network = start.batch, start.network.requires_grad_(True)
+    batch = start.batch
+    network = start.network.requires_grad_(True)
     for _ in range(STEPS):
         with torch.enable_grad():
             outputs = network(batch.inputs[kept])[:, batch.scored]

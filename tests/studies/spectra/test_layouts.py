@@ -1,5 +1,6 @@
 """Sheets of spectra by the data of their artists."""
 
+import itertools
 import math
 
 import numpy as np
@@ -16,7 +17,15 @@ from hessfig.studies.spectra.spectral_distances import Kernel, of_eigenvalues
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep
 from tests.daily import thinned
-from tests.figures.conftest import curves, note_of, suffixes, texts_of, titles_of, words
+from tests.figures.conftest import (
+    curves,
+    note_of,
+    suffixes,
+    texts_of,
+    thin,
+    titles_of,
+    words,
+)
 from tests.figures.test_heat import colour_bar
 
 VARIANTS = ["model.attention=softmax", "model.attention=linear"]
@@ -38,7 +47,8 @@ def drawn(layout, folder, **options):
 
 def stored(tmp_path, *, exact=True, densities=True, seeds=2):
     """Write a sweep of two networks whose whole Hessian is WAVE times 1 + seed, and W_Q the half of it."""
-    folder, entries = tmp_path / "spectra", []
+    folder = tmp_path / "spectra"
+    entries = []
     for variant in VARIANTS:
         for seed in range(seeds):
             blocks = {
@@ -49,21 +59,12 @@ def stored(tmp_path, *, exact=True, densities=True, seeds=2):
             named = {"variant": variant, "seed": seed}
             entries += [store_spectrum(folder, blocks, **named)] * exact
             entries += [store_density(folder, blocks, **named, steps=20)] * densities
-    rows = [
-        {
-            "variant": variant,
-            "seed": seed,
-            "quantity": quantity,
-            "value": value * (1 + seed),
-            "layer": 1,
-        }
-        for variant in VARIANTS
-        for seed in range(seeds)
-        for quantity, value in (
-            ("largest_eigenvalue", 8.0),
-            ("smallest_eigenvalue", -1.0),
-        )
-    ]
+    rows = []
+    for variant, seed in itertools.product(VARIANTS, range(seeds)):
+        here = {"variant": variant, "seed": seed, "layer": 1}
+        for end, value in (("largest", 8.0), ("smallest", -1.0)):
+            number = {"quantity": f"{end}_eigenvalue", "value": value * (1 + seed)}
+            rows.append({**here, **number})
     return write_sweep(spectral_table(rows), tmp_path, arrays=entries)
 
 
@@ -84,26 +85,17 @@ def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(
     ]
     one, other = found["_all1"].figure.axes
     assert [one.get_title(), other.get_title()] == ["softmax", "linear attention"]
-    assert (
-        one.get_yscale() == "symlog"
-        and one.get_xscale() == "logit"
-        and one.get_ylim() == other.get_ylim()
-    )
-    outer, *_ = (
-        line
-        for line in one.lines
-        if line.get_color() == part_colour("H_o") and line.get_linewidth() > 0.5
-    )
-    seeds = [
-        line
-        for line in one.lines
-        if line.get_color() == part_colour("H") and line.get_linewidth() < 0.5
-    ]
+    assert one.get_yscale() == "symlog"
+    assert one.get_xscale() == "logit"
+    assert one.get_ylim() == other.get_ylim()
+    thick = {line.get_color(): line for line in one.lines if line not in thin(one)}
+    seeds = [line for line in thin(one) if line.get_color() == part_colour("H")]
     (full,) = (line for line in one.lines if line.get_linestyle() == "--")
-    np.testing.assert_allclose([line.get_ydata()[-1] for line in seeds], [8.0, 16.0])
-    np.testing.assert_allclose(full.get_ydata()[-1], 12.0)  # their mean
-    np.testing.assert_allclose(outer.get_ydata()[-1], 8.0)
-    assert texts_of(other.texts) == [symbol("H_o"), symbol("H")] and not one.texts
+    assert [line.get_ydata()[-1] for line in seeds] == pytest.approx([8.0, 16.0])
+    assert full.get_ydata()[-1] == pytest.approx(12.0)  # their mean
+    assert thick[part_colour("H_o")].get_ydata()[-1] == pytest.approx(8.0)
+    assert texts_of(other.texts) == [symbol("H_o"), symbol("H")]
+    assert not one.texts
     assert set(found["_all1"].numbers["panel"]) == {"sorted"}
     inside = found["_all1_error"].numbers
     assert set(inside["panel"]) == {"cumulative"}
@@ -125,25 +117,23 @@ def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(tmp_path):
     )
     np.testing.assert_allclose(numbers["exact"], truth)
     area, band = ax.collections
-    assert (
-        area.get_paths()[0].vertices[:, 1].max() == pytest.approx(truth.max())
-        and band.get_alpha() == 0.3
-    )
+    assert area.get_paths()[0].vertices[:, 1].max() == pytest.approx(truth.max())
+    assert band.get_alpha() == 0.3
     (line,) = ax.lines
     np.testing.assert_allclose(line.get_ydata(), numbers["lanczos"])
-    assert ax.get_yscale() == "log" and "half_the_steps" in numbers
+    assert ax.get_yscale() == "log"
+    assert "half_the_steps" in numbers
     note = note_of(page)
-    assert (
-        "Student's t" in note
-        and "standard deviation 0.05 of the range" in note
-        and "$" not in note
-    )
+    assert "Student's t" in note
+    assert "standard deviation 0.05 of the range" in note
+    assert "$" not in note
 
 
 def test_densities_alone_show_what_the_steps_miss(tmp_path):
     pages = drawn("spectra", stored(tmp_path, exact=False), variance=1e-3)
     assert suffixes(pages) == ["_all1", "_all1_error", "_densities", "_table"]
-    density, errors = pages[0].figure.axes[0], pages[1].figure.axes[0]
+    density = pages[0].figure.axes[0]
+    errors = pages[1].figure.axes[0]
     # No area: nothing is exact.
     assert len(density.lines) == len(density.collections) == 1
     middle, half, *_ = errors.lines
@@ -155,7 +145,9 @@ def test_densities_alone_show_what_the_steps_miss(tmp_path):
 def test_the_table_holds_means_and_errors(tmp_path):
     table = drawn("spectra", stored(tmp_path))[-1]
     written = texts_of(table.figure.axes[0].texts)
-    assert "largest" in written and "12 ± 4" in written and "−1.5 ± 0.5" in written
+    assert "largest" in written
+    assert "12 ± 4" in written
+    assert "−1.5 ± 0.5" in written
     assert set(table.numbers["quantity"]) == {
         "largest_eigenvalue",
         "smallest_eigenvalue",
@@ -175,11 +167,14 @@ def test_a_table_without_arrays_says_what_to_measure(tmp_path):
 def test_few_ranks_stand_for_many():
     assert drawn_ranks(50) == list(range(50))
     many = drawn_ranks(4000)
-    assert len(many) < 200 and {0, 39, 3960, 3999} <= set(many) and many == sorted(many)
+    assert len(many) < 200
+    assert {0, 39, 3960, 3999} <= set(many)
+    assert many == sorted(many)
 
 
 def test_heat_maps_of_distances(tmp_path):
-    folder, entries = tmp_path / "spectra", []
+    folder = tmp_path / "spectra"
+    entries = []
     peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
     for kind, third in (("transformer", peaked), ("mlp", 3 * WAVE)):
         for seed in range(3):
@@ -198,12 +193,11 @@ def test_heat_maps_of_distances(tmp_path):
     assert one.get_title(loc="left").splitlines()[0] == "transformer: 3 pairs"
     assert other.get_title(loc="left") == "MLP: 3 pairs\nJS⁰ = 0.000 ± 0.000"
     square = one.images[0].get_array()
-    assert (
-        square.shape == (3, 3)
-        and square[0, 2] > 0.3
-        and square[0, 1] == pytest.approx(0, abs=1e-9)
-    )
-    assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None
+    assert square.shape == (3, 3)
+    assert square[0, 2] > 0.3
+    assert square[0, 1] == pytest.approx(0, abs=1e-9)
+    assert one.images[0].get_clim() == (0, math.log(2))
+    assert bar.images is not None
     transformer = page.numbers[page.numbers["variant"] == "model.kind=transformer"]
     assert transformer["average"].iloc[0] == pytest.approx(
         transformer["mean"].sum() / 6
@@ -217,7 +211,8 @@ def test_heat_maps_of_distances(tmp_path):
             fixed.numbers[name], page.numbers[f"other_{name}"]
         )
     assert fixed.numbers["kernel"].iloc[0] == page.numbers["other_kernel"].iloc[0]
-    assert "all" not in set(page.numbers["one"]) and set(page.numbers["count"]) == {3}
+    assert "all" not in set(page.numbers["one"])
+    assert set(page.numbers["count"]) == {3}
     with styled(narrow := Paper(width=3.25)):
         spec = FigureSpec("x", folder.name, "heterogeneity", paper=narrow)
         (small,) = LAYOUTS["heterogeneity"].draw(spec, folder)
@@ -231,7 +226,8 @@ def test_heat_maps_of_distances(tmp_path):
 
 
 def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path):
-    folder, entries = tmp_path / "spectra", []
+    folder = tmp_path / "spectra"
+    entries = []
     peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
     for step in (0, 9):
         for seed in range(3):
@@ -250,7 +246,8 @@ def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path):
     (page,) = drawn("heterogeneity", folder)
     ax, _ = page.figure.axes
     square = ax.images[0].get_array()
-    assert square[1, 0] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
+    assert square[1, 0] > 0.3
+    assert square[0, 1] == pytest.approx(0, abs=1e-9)
     first, last = (
         page.numbers[page.numbers["step"] == step]["average"].iloc[0] for step in (0, 9)
     )
@@ -263,21 +260,20 @@ def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path):
 
 
 def proxy_rows():
-    for kind, attention, ratio in (
-        ("transformer", "softmax", 0.5),
-        ("transformer", "linear", 0.8),
-        ("mlp", "softmax", 1.0),
-        ("mlp", "linear", 1.0),
-    ):
-        for seed in range(3):
-            for sigma in (0.1, 1.0, 10.0):
-                here = {
-                    "variant": f"model.kind={kind},model.attention={attention}",
-                    "sigma": sigma,
-                    "seed": seed,
-                }
-                yield {**here, "part": "H", "value": 2.0 + seed}
-                yield {**here, "part": "H_o", "value": ratio * (2.0 + seed)}
+    ratios = {
+        "model.kind=transformer,model.attention=softmax": 0.5,
+        "model.kind=transformer,model.attention=linear": 0.8,
+        "model.kind=mlp,model.attention=softmax": 1.0,
+        "model.kind=mlp,model.attention=linear": 1.0,
+    }
+    for variant, seed, sigma in itertools.product(ratios, range(3), (0.1, 1.0, 10.0)):
+        here = {"variant": variant, "sigma": sigma, "seed": seed}
+        yield {**here, "part": "H", "value": 2.0 + seed}
+        yield {**here, "part": "H_o", "value": ratios[variant] * (2.0 + seed)}
+
+
+def marked(ax):
+    return [line for line in ax.lines if line.get_marker() in MARKS]
 
 
 def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path):
@@ -286,18 +282,15 @@ def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path):
     upper, lower = page.figure.axes
     named = {"transformer, softmax", "transformer, linear attention", "MLP"}
     assert set(words(upper).split("\n")) == set(words(lower).split("\n")) == named
-    lines = [line for line in upper.lines if line.get_marker() in MARKS]
+    lines = marked(upper)
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.5, 0.8, 1.0])
-    assert len([line for line in lower.lines if line.get_marker() in MARKS]) == 6
+    assert len(marked(lower)) == 6
     # Seeds are thin.
-    assert (
-        len({line.get_marker() for line in lines}) == 3
-        and len(upper.lines) > len(lines) + 8
-    )
+    assert len({line.get_marker() for line in lines}) == 3
+    assert len(upper.lines) > len(lines) + 8
     shown = page.numbers[page.numbers["shown"] == "ratio"]
-    assert (shown["high"] - shown["low"]).abs().max() < 1e-12 and set(
-        shown["count"]
-    ) == {3}
+    assert (shown["high"] - shown["low"]).abs().max() < 1e-12
+    assert set(shown["count"]) == {3}
     with pytest.raises(
         UserError, match=r"no largest eigenvalues of H_o and H[\s\S]*parts=\[H_o,H\]"
     ):
@@ -320,7 +313,8 @@ def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(tmp_pa
         for one in axes
     ]
     places = [one.get_label().get_position()[0] for one in axes]
-    assert widths[0] != widths[1] and places[0] == places[1]
+    assert widths[0] != widths[1]
+    assert places[0] == places[1]
 
 
 def test_a_ratio_needs_a_positive_eigenvalue():
@@ -329,31 +323,15 @@ def test_a_ratio_needs_a_positive_eigenvalue():
     assert ratios(table)["ratio"].isna().all()
 
 
-def sink_rows(kinds=("scores", "both"), *, exact=False):
-    quantile = "eigenvalue_quantile" if exact else "density_quantile"
-    for kind in kinds:
-        for beta in (0, 4, 12):
-            for seed in range(3):
-                here = {
-                    "variant": f"model.sink={kind},model.sink_beta={beta}",
-                    "seed": seed,
-                }
-                yield {**here, "quantity": "largest_eigenvalue", "value": 5.0 + beta}
-                yield {**here, "quantity": "smallest_eigenvalue", "value": -1.0}
-                for percent in (5, 50, 95):
-                    value = 0.01 * (percent - 50)
-                    yield {
-                        **here,
-                        "quantity": quantile,
-                        "index": percent,
-                        "value": value,
-                    }
-                if exact:
-                    yield {
-                        **here,
-                        "quantity": "condition_number",
-                        "value": 100.0 + beta,
-                    }
+def sink_rows(kinds=("scores", "both")):
+    for kind, beta, seed in itertools.product(kinds, (0, 4, 12), range(3)):
+        variant = f"model.sink={kind},model.sink_beta={beta}"
+        here = {"variant": variant, "seed": seed}
+        yield {**here, "quantity": "largest_eigenvalue", "value": 5.0 + beta}
+        yield {**here, "quantity": "smallest_eigenvalue", "value": -1.0}
+        for percent in (5, 50, 95):
+            place = {"quantity": "density_quantile", "index": percent}
+            yield {**here, **place, "value": 0.01 * (percent - 50)}
 
 
 def test_outliers_over_the_bulk(tmp_path):
@@ -361,10 +339,8 @@ def test_outliers_over_the_bulk(tmp_path):
     (page,) = drawn("sinks", write_sweep(table, tmp_path, settings=SINKS))
     axes = np.reshape(page.figure.axes, (2, 2))
     assert titles_of(axes[0]) == ["sink on scores", "both sinks"]
-    assert (
-        axes[1, 0].get_xlabel() == "bias of the sink β"
-        and axes[0, 0].get_yscale() == "symlog"
-    )
+    assert axes[1, 0].get_xlabel() == "bias of the sink β"
+    assert axes[0, 0].get_yscale() == "symlog"
     (ratio,) = (line for line in axes[1, 0].lines if line.get_marker() == "o")
     np.testing.assert_allclose(ratio.get_ydata(), np.array([5, 9, 17]) / 5)
     assert set(page.numbers["shown"]) >= {
@@ -386,22 +362,14 @@ def test_the_outermost_eigenvalue_may_be_the_negative_one():
 
 
 def norm_rows():
-    for weight, power in (("W_Q", 2.0), ("mlp", 0.0)):
-        for alpha in (0.125, 1.0, 8.0):
-            for seed in range(3):
-                here = {
-                    "variant": f"model.scaled_weight={weight},model.weight_scale={alpha}",
-                    "seed": seed,
-                }
-                place = {"row": "W_K", "layer": 1, "row_layer": 1}
-                spread = 10.0 ** (seed - 1)
-                yield {
-                    **here,
-                    **place,
-                    "quantity": "condition_number",
-                    "value": alpha**power * spread,
-                }
-                yield {**here, "quantity": "largest_eigenvalue", "value": 3.0}
+    powers = {"W_Q": 2.0, "mlp": 0.0}
+    for weight, alpha, seed in itertools.product(powers, (0.125, 1.0, 8.0), range(3)):
+        variant = f"model.scaled_weight={weight},model.weight_scale={alpha}"
+        here = {"variant": variant, "seed": seed}
+        place = {"row": "W_K", "layer": 1, "row_layer": 1}
+        value = alpha ** powers[weight] * 10.0 ** (seed - 1)
+        yield {**here, **place, "quantity": "condition_number", "value": value}
+        yield {**here, "quantity": "largest_eigenvalue", "value": 3.0}
 
 
 def test_scaled_weights_are_columns_and_means_geometric(tmp_path):
@@ -478,4 +446,5 @@ def test_bands_of_one_seed_are_left_out(tmp_path):
     (page,) = drawn(
         "weight_norms", write_sweep(spectral_table(rows), tmp_path, settings=NORMS)
     )
-    assert page.numbers["low"].isna().all() and set(page.numbers["count"]) == {1}
+    assert page.numbers["low"].isna().all()
+    assert set(page.numbers["count"]) == {1}

@@ -89,9 +89,8 @@ def test_an_interval_is_students():
         pytest.approx(high),
         4,
     )
-    assert math.isnan(student_interval([1.0]).low) and math.isnan(
-        student_interval([]).mean
-    )
+    assert math.isnan(student_interval([1.0]).low)
+    assert math.isnan(student_interval([]).mean)
     mean, margin = student_band(sample[:4, None])
     assert mean[0] + margin[0] == pytest.approx(high)
 
@@ -107,11 +106,10 @@ def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own():
         3,
     )
     factors = geometric_interval([1e-6, 1e-2, 1.0, 0.0])
-    assert factors.mean == pytest.approx(10 ** (-8 / 3)) and factors.count == 3
-    assert (
-        factors.high / factors.mean == pytest.approx(factors.mean / factors.low)
-        and factors.low > 0
-    )
+    assert factors.mean == pytest.approx(10 ** (-8 / 3))
+    assert factors.count == 3
+    assert factors.high / factors.mean == pytest.approx(factors.mean / factors.low)
+    assert factors.low > 0
     z = fisher_interval([0.9, 0.5, 1.0])
     assert math.atanh(z.mean) == pytest.approx(np.mean(np.arctanh([0.9, 0.5, 0.999])))
     assert -1 < z.low < z.mean < z.high < 1
@@ -120,9 +118,8 @@ def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own():
     assert (
         math.log(probed.high / 2) == pytest.approx(reach) == -math.log(probed.low / 2)
     )
-    assert math.isnan(probe_interval(2.0, 0.1, 1).low) and math.isnan(
-        probe_interval(0.0, 0.1, 4).low
-    )
+    assert math.isnan(probe_interval(2.0, 0.1, 1).low)
+    assert math.isnan(probe_interval(0.0, 0.1, 4).low)
 
 
 def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_axis():
@@ -130,21 +127,23 @@ def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_a
     sem = np.array([0.1, 3.0, math.nan])
     count = np.array([5, 3, 1])
     low, high = band(mean, sem, count, logs=False)
-    assert (
-        high[0] - 1 == pytest.approx(0.1 * stats.t.ppf(0.975, 4))
-        and low[1] < 0
-        and math.isnan(low[2])
-    )
+    assert high[0] - 1 == pytest.approx(0.1 * stats.t.ppf(0.975, 4))
+    assert low[1] < 0
+    assert math.isnan(low[2])
     low, high = band(mean, sem, count, logs=True)
-    assert (low[:2] > 0).all() and low[:2] * high[:2] == pytest.approx(1.0)
+    assert (low[:2] > 0).all()
+    assert low[:2] * high[:2] == pytest.approx(1.0)
     assert high[0] == pytest.approx(math.exp(0.1 * stats.t.ppf(0.975, 4)))
 
 
 def test_smoothing_is_the_stated_sum_of_gaussians():
-    place, nodes = spectrum(VALUES).place, np.array([[0.0, 2.0, 0.0]])
+    place = spectrum(VALUES).place
+    nodes = np.array([[0.0, 2.0, 0.0]])
     quadrature = StoredQuadrature(nodes, np.array([[0.25, 0.75, 0.0]]))
-    density, grid = Density(place, quadrature, quadrature), np.linspace(-2, 4, 7)
-    curve, total = smoothed(density, grid, 0.5), cumulative(density, grid, 0.5)
+    density = Density(place, quadrature, quadrature)
+    grid = np.linspace(-2, 4, 7)
+    curve = smoothed(density, grid, 0.5)
+    total = cumulative(density, grid, 0.5)
     truth = 0.25 * stats.norm.pdf(grid, 0, 0.5) + 0.75 * stats.norm.pdf(grid, 2, 0.5)
     np.testing.assert_allclose(curve.mean, truth, rtol=1e-12)
     np.testing.assert_allclose(
@@ -152,7 +151,8 @@ def test_smoothing_is_the_stated_sum_of_gaussians():
         0.25 * stats.norm.cdf(grid, 0, 0.5) + 0.75 * stats.norm.cdf(grid, 2, 0.5),
         rtol=1e-12,
     )
-    assert np.isnan(curve.margin).all() and np.array_equal(curve.half, curve.mean)
+    assert np.isnan(curve.margin).all()
+    assert np.array_equal(curve.half, curve.mean)
     assert span(density) == (0.0, 2.0)
 
 
@@ -205,10 +205,12 @@ def test_the_unit_is_the_tenth_in_size(both):
 
 
 def test_the_distance_has_its_limits():
-    half, other = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.0, 1.0])
+    half = np.array([0.5, 0.5, 0.0])
+    other = np.array([0.0, 0.0, 1.0])
     assert jensen_shannon(half, half) == 0
     assert jensen_shannon(half, other) == pytest.approx(math.log(2))
-    p, q = np.array([0.5, 0.5]), np.array([1.0, 0.0])
+    p = np.array([0.5, 0.5])
+    q = np.array([1.0, 0.0])
     by_hand = 0.5 * (
         0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
     ) + 0.5 * math.log(1 / 0.75)
@@ -221,7 +223,8 @@ def test_sizes_do_not_count_but_shapes_do():
     found = distances([spectrum(flat), spectrum(7 * flat), spectrum(peaked)])
     np.testing.assert_allclose(np.diag(found), 0)
     np.testing.assert_array_equal(found, found.T)
-    assert found[0, 1] < 1e-9 and 0.3 < found[0, 2] < math.log(2)
+    assert found[0, 1] < 1e-9
+    assert 0.3 < found[0, 2] < math.log(2)
     assert average_distance(found) == pytest.approx(
         (found[0, 1] + 2 * found[0, 2]) / 3, rel=1e-6
     )
@@ -233,7 +236,9 @@ def test_a_block_without_a_tenth_eigenvalue_has_no_distance():
     found = distances(
         [spectrum(VALUES), spectrum(rank_one), spectrum(VALUES[:5]), spectrum(VALUES)]
     )
-    assert np.isnan(found[1]).all() and np.isnan(found[2]).all() and found[0, 3] == 0
+    assert np.isnan(found[1]).all()
+    assert np.isnan(found[2]).all()
+    assert found[0, 3] == 0
     assert average_distance(found) == 0
     assert math.isnan(average_distance(distances([spectrum(rank_one)])))
 
@@ -241,14 +246,14 @@ def test_a_block_without_a_tenth_eigenvalue_has_no_distance():
 def test_probabilities_sum_to_one_on_one_grid():
     spectra = [as_weighted(spectrum(values)) for values in (VALUES, VALUES[:20] * 3)]
     first, second = on_common_grid(spectra, PUBLISHED)
-    assert first.shape == second.shape and first.sum() == pytest.approx(
-        1
-    ) == pytest.approx(second.sum())
+    assert first.shape == second.shape
+    assert first.sum() == pytest.approx(1) == pytest.approx(second.sum())
 
 
 def test_a_density_has_nearly_the_distances_of_the_eigenvalues(both):
     exact, density = both
-    other, wide = spectrum(VALUES**3), Kernel(width=0.02)
+    other = spectrum(VALUES**3)
+    wide = Kernel(width=0.02)
     truth, found = (distances([one, other], wide)[0, 1] for one in (exact, density))
     assert found == pytest.approx(truth, abs=0.1)
 
@@ -258,7 +263,9 @@ def test_a_block_of_low_rank_has_no_unit_and_leaves_the_others_alone():
     low = spectrum(
         np.concatenate([GENERATOR.normal(size=5), 1e-15 * GENERATOR.normal(size=60)])
     )
-    one, other = spectrum(VALUES), spectrum(np.exp(VALUES / 3))
-    alone, beside = distances([one, other]), distances([one, low, other])
+    one = spectrum(VALUES)
+    other = spectrum(np.exp(VALUES / 3))
+    alone = distances([one, other])
+    beside = distances([one, low, other])
     assert beside[0, 2] == alone[0, 1] > 0.01
     assert np.isnan(beside[1]).all()

@@ -25,7 +25,8 @@ def test_a_dot_and_the_end_of_a_curve_are_one_number(pages):
         {"Newton": 0.1, "AdamW": 0.4, "gradient descent, clipping 0.1": 0.8}
     )
     assert texts_of(dots.get_yticklabels()) == sorted(ends, key=ends.__getitem__)
-    full, opened = dots.containers[:3], dots.containers[3:]
+    full = dots.containers[:3]
+    opened = dots.containers[3:]
     places = [
         [float(one.lines[0].get_xdata()[0]) for one in budget]
         for budget in (full, opened)
@@ -43,10 +44,8 @@ def test_what_is_not_drawn_is_in_the_file(pages):
     newton = numbers[
         (numbers["rule"] == "newton") & (numbers["panel"] == "curve")
     ].set_index("gradients")
-    assert (
-        newton.loc[10, "gradients_and_products"] == 10 + 2 * 300
-        and newton.loc[10, "seconds"] == 100
-    )
+    assert newton.loc[10, "gradients_and_products"] == 10 + 2 * 300
+    assert newton.loc[10, "seconds"] == 100
     assert newton["decrease_ratio"].tolist() == [2.5, 2.5]  # the median over seeds
     assert set(numbers["panel"]) == {"curve", "same step", "same seconds"}
     assert "1*" in set(numbers["rates"].dropna())  # the end of its grid
