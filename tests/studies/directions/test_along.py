@@ -24,6 +24,7 @@ from hessfig.states.stored_states import trained
 from hessfig.tasks.examples import training_batch
 from hessfig.terms import MLP, PARTS, Kind, Norm, Optimiser, Part
 from tests.curvature.oracle import places, whole_oracle
+from tests.tensors import copies, flat
 from tests.toys import toy_problem, toy_task, training_config
 
 DIGITS = {"data": Data.digits, "batch_size": 6}
@@ -89,21 +90,19 @@ def expected_split(matrix, vector, keys, sizes):
     found["cosine"] = float(vector @ product) / float(vector.norm() * product.norm())
     if len(keys) > 1:
         rows = torch.arange(len(vector)).split(sizes)
-        pair = lambda a, b: (  # noqa: E731
-            float(vector[rows[a]] @ matrix[rows[a]][:, rows[b]] @ vector[rows[b]])
-            / squared
+        kinds = (
+            ["weights", "layers"] if any(layer for layer, _ in keys) else ["weights"]
         )
-        every = [(a, b) for a in range(len(keys)) for b in range(len(keys))]
-        found["within_weights"] = sum(pair(a, b) for a, b in every if a == b)
-        found["across_weights"] = sum(pair(a, b) for a, b in every if a != b)
-        home = [layer or name for layer, name in keys]
-        if any(layer for layer, _ in keys):
-            found["within_layers"] = sum(
-                pair(a, b) for a, b in every if home[a] == home[b]
-            )
-            found["across_layers"] = sum(
-                pair(a, b) for a, b in every if home[a] != home[b]
-            )
+        for where, kind in itertools.product(("within", "across"), kinds):
+            found[f"{where}_{kind}"] = 0.0
+        for a, b in itertools.product(range(len(keys)), repeat=2):
+            pair = vector[rows[a]] @ matrix[rows[a]][:, rows[b]] @ vector[rows[b]]
+            homes = {"weights": (a, b)}
+            homes["layers"] = [keys[k][0] or keys[k][1] for k in (a, b)]
+            for kind in kinds:
+                one, other = homes[kind]
+                where = "within" if one == other else "across"
+                found[f"{where}_{kind}"] += float(pair) / squared
     return found
 
 
@@ -127,7 +126,7 @@ class Dense:
         self.gradient = self.flat(self.gradients)
 
     def flat(self, named):
-        return torch.cat([named[one.parameter].flatten() for one in self.side])
+        return flat(named[one.parameter] for one in self.side)
 
     def check(self, found, name, vector, index=None):
         for part in PARTS:
@@ -251,7 +250,7 @@ def test_own_networks_by_hessfig_measure():
         )
     }
     made["sgd"] = torch.optim.SGD(network.parameters(), lr=1e-3)
-    before = [one.detach().clone() for one in network.parameters()]
+    before = copies(network)
     for name, rule in made.items():
         for _ in range(7):
             with torch.no_grad():
@@ -262,15 +261,10 @@ def test_own_networks_by_hessfig_measure():
                 network(problem.inputs), problem.targets
             ).backward()
             rule.step()
-        moved = {
-            key: one.detach() - start
-            for (key, one), start in zip(
-                network.named_parameters(), before, strict=True
-            )
-        }
-        dense.check(found, f"{name}_update", dense.flat(moved))
+        moved = (flat(network.parameters()) - flat(before)).detach()
+        dense.check(found, f"{name}_update", moved)
         assert found[f"{name}_update_length", None, ""] == pytest.approx(
-            float(dense.flat(moved).norm()), rel=1e-8
+            float(moved.norm()), rel=1e-8
         )
     assert found["muon_update_slope", None, ""] < 0
     # No layers are known.
@@ -349,47 +343,41 @@ def test_the_update_of_a_training_is_that_of_its_moments(tmp_path):
             problem.loss(
                 network(batch.inputs)[:, batch.scored], batch.targets
             ).backward()
-        before = {
-            name: one.detach().clone() for name, one in network.named_parameters()
-        }
+        before = copies(network)
         rule.param_groups[0]["lr"] = [*rates, 1e-3][step - 1]
         rule.step()
-    moved = {
-        name: one.detach() - before[name] for name, one in network.named_parameters()
-    }
+    names = [name for name, _ in network.named_parameters()]
+    steps = [
+        one.detach() - old
+        for one, old in zip(network.parameters(), before, strict=True)
+    ]
     dense = Dense(problem, 0, "all")
-    dense.check(found, "adam_update", dense.flat(moved))
+    dense.check(found, "adam_update", dense.flat(dict(zip(names, steps, strict=True))))
 
 
-def test_bad_input_by_name():
-    with pytest.raises(UserError, match="directions: there is no such choice"):
-        hessfig.measure(
-            own_problem(), quantities=["along"], directions={"along": ["gradient"]}
-        )
-    with pytest.raises(UserError, match=r"directions\.rules: there is no such choice"):
-        hessfig.measure(
-            own_problem(), quantities=["along"], directions={"rules": ["lion"]}
-        )
-    with pytest.raises(UserError, match="directions: no settings by name"):
-        hessfig.measure(own_problem(), quantities=["along"], directions=["muon"])
-    with pytest.raises(UserError, match=r"directions\.gradients: a whole number"):
-        hessfig.measure(
-            own_problem(), quantities=["along"], directions={"gradients": 0}
-        )
-    problem = own_problem()
-    halves = replace(
-        problem,
-        inputs=list(problem.inputs.split(6)),
-        targets=list(problem.targets.split(6)),
-    )
-    with pytest.raises(
-        UserError,
-        match=r"directions\.rules: newton divides by the curvature of one batch",
-    ):
-        hessfig.measure(halves, quantities=["along"], directions={"rules": ["newton"]})
-    assert len(
-        hessfig.measure(halves, quantities=["along"], directions={"rules": ["adamw"]})
-    )
+@pytest.mark.parametrize(
+    ("directions", "said"),
+    [
+        ({"along": ["gradient"]}, "directions: there is no such choice"),
+        ({"rules": ["lion"]}, r"directions\.rules: there is no such choice"),
+        (["muon"], "directions: no settings by name"),
+        ({"gradients": 0}, r"directions\.gradients: a whole number"),
+    ],
+)
+def test_bad_input_by_name(directions, said):
+    with pytest.raises(UserError, match=said):
+        hessfig.measure(own_problem(), quantities=["along"], directions=directions)
+
+
+def test_newton_takes_one_batch():
+    whole = own_problem()
+    pieces = {"inputs": [*whole.inputs.split(6)], "targets": [*whole.targets.split(6)]}
+    halves = replace(whole, **pieces)
+    asked = {"quantities": ["along"]}
+    said = r"directions\.rules: newton divides by the curvature of one batch"
+    with pytest.raises(UserError, match=said):
+        hessfig.measure(halves, **asked, directions={"rules": ["newton"]})
+    assert len(hessfig.measure(halves, **asked, directions={"rules": ["adamw"]}))
 
 
 class KeyBias(nn.Module):

@@ -18,6 +18,7 @@ from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
 from hessfig.tasks.examples import training_batch
 from hessfig.terms import Optimiser
+from tests.tensors import copies, flat
 
 GRADIENTS = 20
 
@@ -76,7 +77,7 @@ def test_muon_takes_every_two_axis_weight_of_an_own_network(problem):
 
 def _last_update(network, rules, batches):
     """Return |w' - w| of the last of several updates that are all made at w."""
-    before = [one.detach().clone() for one in network.parameters()]
+    before = copies(network)
     for x, y in batches:
         with torch.no_grad():
             for one, held in zip(network.parameters(), before, strict=True):
@@ -85,10 +86,7 @@ def _last_update(network, rules, batches):
         F.cross_entropy(network(x).flatten(0, -2), y.flatten()).backward()
         for rule in rules:
             rule.step()
-    pairs = zip(network.parameters(), before, strict=True)
-    return float(
-        torch.cat([(one - held).detach().flatten() for one, held in pairs]).norm()
-    )
+    return float((flat(network.parameters()).detach() - flat(before)).norm())
 
 
 def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20():

@@ -24,6 +24,7 @@ from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
 from hessfig.studies.directions.loss_surface import ExpansionRule, Surface
 from tests.double_backward import hessian as by_autodiff
+from tests.tensors import flat as flattened
 from tests.toys import toy_config
 
 ROOT = math.sqrt(0.3**2 + 4 * 0.9 * 0.3)  # of 0.9 t^2 -+ 0.3 t - 0.3
@@ -96,9 +97,8 @@ def test_a_quadratic_loss_is_its_expansion_everywhere():
         np.testing.assert_allclose(losses, expansions, rtol=1e-10, atol=1e-10)
     departures = [row for row in measured.rows if row["quantity"].endswith("departure")]
     assert len(departures) == 2 * len(SliceDirection)
-    assert all(
-        row["value"] == math.inf and row["status"] == "nonfinite" for row in departures
-    )
+    for row in departures:
+        assert (row["value"], row["status"]) == (math.inf, "nonfinite")
     values = numbers(measured)
     assert (
         values["convex_directions"],
@@ -234,7 +234,7 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay, norm):
     with torch.enable_grad():
         loss = loss_there()
         slopes = torch.autograd.grad(loss, leaves)
-        flat = torch.cat([one.flatten() for one in slopes]).detach()
+        flat = flattened(slopes).detach()
         truth = by_autodiff(loss_there, leaves)
     assert here.loss == pytest.approx(loss.item(), rel=1e-12)
     assert surface.loss(w) == pytest.approx(loss.item())

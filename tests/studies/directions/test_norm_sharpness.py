@@ -12,6 +12,8 @@ from hessfig.config.training_settings import TrainingConfig
 from hessfig.states.training.norm_descent import length, steepest
 from hessfig.states.training.step_rules import StepRule
 from hessfig.terms import Optimiser, StepNorm
+from tests.double_backward import hessian
+from tests.tensors import copies, flat, inner
 
 
 def problem(inputs=3):
@@ -25,15 +27,11 @@ def problem(inputs=3):
 def dense(of):
     """Return the Hessian in all parameters by torch alone, and the gradient by parameter."""
     held = list(of.network.parameters())
-    loss = nn.functional.cross_entropy(of.network(of.inputs), of.targets)
-    slopes = torch.autograd.grad(loss, held, create_graph=True)
-    rows = [
-        torch.autograd.grad(one, held, retain_graph=True)
-        for one in torch.cat([s.flatten() for s in slopes])
-    ]
-    return torch.stack([torch.cat([one.flatten() for one in row]) for row in rows]), [
-        one.detach() for one in slopes
-    ]
+
+    def loss():
+        return nn.functional.cross_entropy(of.network(of.inputs), of.targets)
+
+    return hessian(loss, held), torch.autograd.grad(loss(), held)
 
 
 def measured(of):
@@ -58,7 +56,7 @@ def test_sharpness_of_small_networks():
     assert found["largest_entry_sharpness"].value <= best * (1 + 1e-9)
     assert found["largest_entry_sharpness"].value >= 0.95 * best
     for norm in StepNorm:
-        direction = torch.cat([one.flatten() for one in steepest(slopes, norm)[0]])
+        direction = flat(steepest(slopes, norm)[0])
         value = found[f"{norm}_steepest_curvature"].value
         assert value == pytest.approx(
             float(direction @ matrix @ direction), rel=1e-8, abs=1e-10
@@ -91,7 +89,7 @@ def climbed(matrix, shapes, norm):
                     ],
                     norm,
                 )[0]
-                at = torch.cat([one.flatten() for one in moved])
+                at = flat(moved)
                 best = max(best, float(at @ matrix @ at))
     return best
 
@@ -106,29 +104,24 @@ def test_the_steepest_direction_is_in_the_ball_and_attains_the_dual_norm(norm):
     slopes[-1] = torch.outer(slopes[-1][0], slopes[-1][1])  # of rank one
     direction, dual = steepest(slopes, norm)
     assert length(direction, norm) == pytest.approx(1)
-    assert sum(
-        float((d * g).sum()) for d, g in zip(direction, slopes, strict=True)
-    ) == pytest.approx(dual)
+    assert inner(direction, slopes) == pytest.approx(dual)
     for _ in range(50):
         other = [
             torch.randn(one.shape, generator=generator, dtype=torch.float64)
             for one in slopes
         ]
         size = length(other, norm)
-        assert (
-            sum(float((d * g).sum()) for d, g in zip(other, slopes, strict=True)) / size
-            <= dual + 1e-12
-        )
+        assert inner(other, slopes) / size <= dual + 1e-12
     zero, nothing = steepest([torch.zeros(2, 2), torch.zeros(3)], norm)
     assert nothing == 0
-    assert all(not one.any() for one in zero)
+    assert not flat(zero).any()
 
 
 @pytest.mark.parametrize("kind", [Optimiser.spectral_gd, Optimiser.sign])
 def test_rules_step_by_the_dual_norm_times_the_steepest_direction(kind):
     of = problem()
     _, slopes = dense(of)
-    before = [one.detach().clone() for one in of.network.parameters()]
+    before = copies(of.network)
     rule = StepRule(
         of.network,
         TrainingConfig(optimiser=kind, learning_rate=0.1, weight_decay=0.5, warmup=0),
@@ -136,15 +129,16 @@ def test_rules_step_by_the_dual_norm_times_the_steepest_direction(kind):
     nn.functional.cross_entropy(of.network(of.inputs), of.targets).backward()
     rule.update(1)
     decayed = [slope + 0.5 * one for slope, one in zip(slopes, before, strict=True)]
-    if kind == Optimiser.sign:
-        size = sum(float(one.abs().sum()) for one in decayed)
-        steps = [one.sign() for one in decayed]
-    else:
-        matrices = [one if one.ndim == 2 else one[:, None] for one in decayed]
-        size = sum(float(torch.linalg.svdvals(one).sum()) for one in matrices)
-        parts = [torch.linalg.svd(one, full_matrices=False) for one in matrices]
-        steps = [
-            (u @ v).view_as(one) for (u, _, v), one in zip(parts, decayed, strict=True)
-        ]
-    for one, start, step in zip(of.network.parameters(), before, steps, strict=True):
-        assert torch.allclose(one, start - 0.1 * size * step, rtol=0, atol=1e-12)
+    steps, size = [], 0.0
+    for one in decayed:
+        if kind == Optimiser.sign:
+            steps.append(one.sign())
+            size += float(one.abs().sum())
+            continue
+        matrix = one if one.ndim == 2 else one[:, None]
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        steps.append((u @ v).view_as(one))
+        size += float(s.sum())
+    found = flat(of.network.parameters())
+    expected = flat(before) - 0.1 * size * flat(steps)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

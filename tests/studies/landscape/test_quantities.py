@@ -9,12 +9,14 @@ from hessfig.config.checks import check_config
 from hessfig.config.enums import Loss, Method, Norm, SampleDirection
 from hessfig.config.of_quantities import LandscapeConfig
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
-from hessfig.curvature.gradients import LossGradient
+from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError
 from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
+from tests.double_backward import hessian
+from tests.measured_rows import values
 from tests.toys import toy_config
 
 COUNT = 12
@@ -37,11 +39,7 @@ def cell(settings, quantity):
 
 def numbers(settings, quantity, name="", part=""):
     rows = compute_cell(cell(settings, quantity)).rows
-    return {
-        row["index"]: row["value"]
-        for row in rows
-        if row["quantity"] == (name or quantity) and row["part"] == part
-    }
+    return values(rows, "index", quantity=name or quantity, part=part)
 
 
 def test_at_the_state_itself_differences_are_those_of_its_losses():
@@ -50,40 +48,24 @@ def test_at_the_state_itself_differences_are_those_of_its_losses():
     assert losses.mean() == pytest.approx(
         LossGradient(draw_problem(cell(config(), "landscape_difference"))).loss
     )
-    null = {
-        row["index"]: row["value"]
-        for row in found.rows
-        if row["quantity"] == "landscape_null"
-    }
+    null = values(found.rows, "index", quantity="landscape_null")
     assert list(null) == [1, 2, 5, 11]
     assert null[5] == pytest.approx(losses.std(ddof=1) * (1 + 1 / 5) ** 0.5 / 6)
-    rms = [row for row in found.rows if row["quantity"] == "landscape_rms"]
-    assert all(
-        abs(row["value"] - null[row["index"]]) < 5 * row["error"]
-        for row in rows_of(rms)
-    )
-    bound = {
-        row["index"]: row["value"]
-        for row in found.rows
-        if row["quantity"] == "landscape_bound"
-    }
+    for row in found.rows:
+        if row["quantity"] == "landscape_rms":
+            assert row["num_probes"] == 30
+            assert row["row"] == ""
+            assert abs(row["value"] - null[row["index"]]) < 5 * row["error"]
+    bound = values(found.rows, "index", quantity="landscape_bound")
     assert bound[5] == pytest.approx(2 * losses.max() / 6)
     assert "landscape_prediction" not in {row["quantity"] for row in found.rows}
-
-
-def rows_of(rows):
-    assert rows
-    assert all(row["num_probes"] == 30 and row["row"] == "" for row in rows)
-    return rows
 
 
 @pytest.mark.long
 def test_a_short_way_off_the_prediction_is_the_truth():
     near = config(distance=1e-4, direction=SampleDirection.gradient)
-    truth, predicted = (
-        numbers(near, "landscape_difference", name)
-        for name in ("", "landscape_prediction")
-    )
+    truth = numbers(near, "landscape_difference")
+    predicted = numbers(near, "landscape_difference", "landscape_prediction")
     assert predicted == pytest.approx(truth, rel=1e-6)
     assert numbers(near, "landscape_difference", "prediction_slope")[
         None
@@ -115,32 +97,18 @@ def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_
 
 def test_hessians_of_nested_subsets_against_dense_ones():
     settings = config(first=2)
-    found = numbers(settings, "hessian_distance", "hessian_distance", "H")
     problem = draw_problem(cell(settings, "hessian_distance"))
     weight = problem.layout.side(1, "W_V")[0].parameter
-    names = [name for name, _ in problem.network.named_parameters()]
-    sizes = [parameter.numel() for parameter in problem.network.parameters()]
-    start = sum(sizes[: names.index(weight)])
-    rows = slice(start, start + sizes[names.index(weight)])
+    at = problem.network.get_parameter(weight).requires_grad_()
 
     def block(count):
         batch = problem.batch
-        slope = LossGradient(
-            replace(
-                problem,
-                batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored),
-            )
-        )
-        unit = torch.eye(sum(sizes), dtype=torch.float64)[rows]
-        return torch.stack([slope.product(one)[rows] for one in unit])
+        first = Batch(batch.inputs[:count], batch.targets[:count], batch.scored)
+        return hessian(lambda: loss_of(replace(problem, batch=first)), [at])
 
     whole = block(COUNT)
-    at_v = [
-        row
-        for row in compute_cell(cell(settings, "hessian_distance")).rows
-        if (row["row"], row["col"], row["part"]) == ("W_V", "W_V", "H")
-    ]
-    by_name = {(row["quantity"], row["index"]): row["value"] for row in at_v}
+    rows = compute_cell(cell(settings, "hessian_distance")).rows
+    by_name = values(rows, "quantity", "index", row="W_V", col="W_V", part="H")
     for k in (2, 4, COUNT):
         here = block(k)
         distance = float((here - whole).norm() / whole.norm())
@@ -152,7 +120,7 @@ def test_hessians_of_nested_subsets_against_dense_ones():
         assert by_name["subset_largest_eigenvalue", k] == pytest.approx(
             largest, rel=1e-7
         )
-    assert set(found) == {2, 4, 7, COUNT}
+    assert {k for name, k in by_name if name == "hessian_distance"} == {2, 4, 7, COUNT}
 
 
 def test_shared_test_vectors_estimate_the_distance():
@@ -162,18 +130,12 @@ def test_shared_test_vectors_estimate_the_distance():
     )
     found = compute_cell(cell(probed, "hessian_distance")).rows
     place = ("quantity", "row", "col", "part", "index")
-    truth = {tuple(row[name] for name in place): row["value"] for row in exact}
-    compared = [
-        row
-        for row in found
-        if row["quantity"] in ("hessian_distance", "subset_norm") and row["value"]
-    ]
-    assert all(
-        abs(row["value"] - truth[tuple(row[n] for n in place)])
-        < 5 * row["error"] + 1e-12
-        for row in compared
-    )
-    assert not any(row["quantity"].endswith("eigenvalue") for row in found)
+    truth = values(exact, *place)
+    for row in found:
+        assert not row["quantity"].endswith("eigenvalue")
+        if row["quantity"] in ("hessian_distance", "subset_norm"):
+            off = abs(row["value"] - truth[tuple(row[name] for name in place)])
+            assert off < 5 * row["error"] + 1e-12
 
 
 @pytest.mark.parametrize(

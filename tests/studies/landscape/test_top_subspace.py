@@ -18,6 +18,8 @@ from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, asked_of
 from hessfig.rng import probe_stream
+from tests.double_backward import hessian
+from tests.tensors import flat
 
 COUNT = 9
 SPREAD = 0.2
@@ -68,18 +70,14 @@ def losses_at(of, flat):
 
 def dense(of):
     """Return the weights, and losses, gradients and Hessians of single samples, by torch alone."""
-    start = torch.cat([one.detach().flatten() for one in of.network.parameters()])
-    slopes = []
-    bends = []
+    start = flat(of.network.parameters()).detach()
+    slopes, bends = [], []
     for sample in range(COUNT):
         at = start.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(losses_at(of, at)[sample], at, create_graph=True)
+        slopes.append(torch.autograd.grad(losses_at(of, at)[sample], at)[0])
         bends.append(
-            torch.stack(
-                [torch.autograd.grad(one, at, retain_graph=True)[0] for one in slope]
-            )
+            hessian(lambda sample=sample, at=at: losses_at(of, at)[sample], [at])
         )
-        slopes.append(slope.detach())
     return start, losses_at(of, start).detach(), torch.stack(slopes), torch.stack(bends)
 
 
@@ -145,17 +143,18 @@ def test_points_in_all_weights_and_in_the_eigenspace(found):
     assert found["landscape_top", 1]["value"] == pytest.approx(
         mean(top[:, :1] @ inside[:1]), rel=1e-8
     )
-    # Eigenvectors have none of their own.
-    signs = (torch.tensor([1.0, one], dtype=torch.float64) for one in (1, -1))
-    either = [mean(top[:, :2] @ (inside[:2] * one[:, None])) for one in signs]
-    assert (
-        min(abs(found["landscape_top", 2]["value"] / one - 1) for one in either) < 1e-8
-    )
-    bent = [
-        (losses + slopes @ z + torch.einsum("i,nij,j->n", z, bends, z) / 2).var()
-        for one in points.T
-        for z in (SPREAD * one, -SPREAD * one)
-    ]
+    # Eigenvectors have no sign of their own.
+    off = []
+    for sign in (1.0, -1.0):
+        signs = torch.tensor([1.0, sign], dtype=torch.float64)
+        either = mean(top[:, :2] @ (inside[:2] * signs[:, None]))
+        off.append(abs(found["landscape_top", 2]["value"] / either - 1))
+    assert min(off) < 1e-8
+    bent = []
+    for one in points.T:
+        for z in (SPREAD * one, -SPREAD * one):
+            curved = torch.einsum("i,nij,j->n", z, bends, z) / 2
+            bent.append((losses + slopes @ z + curved).var())
     quadratic = found["landscape_full_quadratic", None]
     assert quadratic["value"] == pytest.approx(
         float(torch.stack(bent).mean()), rel=1e-10

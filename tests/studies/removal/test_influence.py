@@ -1,5 +1,6 @@
 """Influence against trainings and dense matrices by hand: the truth, its predictions, and the score."""
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -17,6 +18,7 @@ from hessfig.sweep.plan import Sweep
 from hessfig.tasks.examples import unseen_batch
 from hessfig.terms import Optimiser, Part
 from tests.curvature.oracle import whole_oracle
+from tests.tensors import flat
 from tests.toys import training_config
 
 COUNT = 8
@@ -80,12 +82,16 @@ def slopes_of(objective, batch):
     """Return the gradients of single samples in the layout's order."""
     held = dict(objective.network.requires_grad_(True).named_parameters())
     at = [held[weight.parameter] for weight in objective.layout.weights]
+    rows = []
     with torch.enable_grad():
-        rows = [
-            torch.autograd.grad(one, at, retain_graph=True)
-            for one in losses(objective, batch)
-        ]
-    return torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
+        for one in losses(objective, batch):
+            rows.append(flat(torch.autograd.grad(one, at, retain_graph=True)))
+    return torch.stack(rows)
+
+
+def mean_rank_correlation(predicted, true):
+    pairs = zip(predicted, true, strict=True)
+    return float(np.mean([spearmanr(one, other).statistic for one, other in pairs]))
 
 
 def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path):
@@ -128,12 +134,8 @@ def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path):
             [each[some].sum(dim=0) / (COUNT - LEFT) for some in left], dim=1
         )
         predicted = seen @ torch.linalg.solve(matrix + shift, removed)
-        ranks = [
-            float(spearmanr(one, other).statistic)
-            for one, other in zip(predicted, true, strict=True)
-        ]
         assert by_name[f"{name}_influence_score"]["value"] == pytest.approx(
-            sum(ranks) / len(ranks), rel=1e-8
+            mean_rank_correlation(predicted, true), rel=1e-8
         )
         error = float((matrix - whole[Part.H]).norm() / whole[Part.H].norm())
         assert by_name[f"{name}_influence_error"]["value"] == pytest.approx(
@@ -160,14 +162,7 @@ def test_the_jackknife_of_a_score():
     true = torch.randn(3, 9).double()
     predicted = true + torch.randn(3, 9).double()
     kept = [[one for one in range(9) if one != left] for left in range(9)]
-    single = [
-        sum(
-            spearmanr(p[k], t[k]).statistic
-            for p, t in zip(predicted, true, strict=True)
-        )
-        / 3
-        for k in kept
-    ]
+    single = [mean_rank_correlation(predicted[:, k], true[:, k]) for k in kept]
     found = score(predicted, true)
     values = torch.tensor(single)
     assert found.error == pytest.approx(
