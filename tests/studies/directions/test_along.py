@@ -1,6 +1,7 @@
 """Quantity along against dense Hessians, singular values and step rules of plain torch, in networks of all kinds."""
 
 import copy
+import itertools
 from dataclasses import replace
 
 import numpy as np
