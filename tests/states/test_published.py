@@ -15,6 +15,7 @@ from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import Part
 from tests.daily import thinned
+from tests.measured_rows import values
 
 FULL = ("state=published", "estimator=published", "dtype=float64")
 
@@ -65,9 +66,9 @@ def test_weights_are_the_published_ones_in_every_layer():
         "head": (-0.0400224, 0.1065278, 0.1125724),
     }.items():
         assert starts(weights[f"{name}.weight"].T, *numbers), name
-    assert not any(
-        bool(value.any()) for name, value in weights.items() if name.endswith("bias")
-    )
+    for name, value in weights.items():
+        assert value.any() or name.endswith("bias")
+        assert not (name.endswith("bias") and value.any())
 
 
 def test_without_an_mlp_its_weights_are_not_drawn():
@@ -199,10 +200,7 @@ def cell_of(folder, *words, place):
         [*FULL, *words, "sweep.vary={}", "seeds=1", f"output_dir={folder}"]
     )
     cell = Sweep(job.variants).cells[place]
-    return {
-        (row["layer"], row["row"], row["part"]): row["value"]
-        for row in compute_cell(cell).rows
-    }
+    return values(compute_cell(cell).rows, "layer", "row", "part")
 
 
 # Norms of repeat 0 by a code that shares nothing with hessfig: settings, place of
@@ -247,12 +245,9 @@ KNOWN = [
 @pytest.mark.long
 def test_norms_are_the_known_ones(words, place, blocks, tmp_path):
     norms = cell_of(tmp_path, *words, place=place)
-    for at, values in blocks.items():
-        measured = [
-            norms[*at, part]
-            for part, _ in zip(("H", "H_o", "H_f"), values, strict=False)
-        ]
-        np.testing.assert_allclose(measured, values, rtol=1e-6)
+    for at, known in blocks.items():
+        for part, norm in zip(("H", "H_o", "H_f"), known, strict=False):
+            assert norms[*at, part] == pytest.approx(norm, rel=1e-6)
 
 
 @pytest.mark.long

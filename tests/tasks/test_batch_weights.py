@@ -88,12 +88,10 @@ def numbers(network, inputs, targets, loss):
 def test_batches_are_the_whole_of_them(name, network):
     loss, targets = LOSSES[name]
     pieces = [slice(0, 1), slice(1, 5), slice(5, 7)]
-    apart = numbers(
-        network, [X[one] for one in pieces], [targets[one] for one in pieces], loss
-    )
-    assert apart == pytest.approx(
-        numbers(network, X, targets, loss), rel=1e-10, abs=1e-13
-    )
+    inputs = [X[one] for one in pieces]
+    apart = numbers(network, inputs, [targets[one] for one in pieces], loss)
+    whole = numbers(network, X, targets, loss)
+    assert apart == pytest.approx(whole, rel=1e-10, abs=1e-13)
 
 
 def test_a_batch_of_which_nothing_counts_is_left_out():
@@ -125,10 +123,8 @@ def test_the_remedy_for_several_batches_gives_the_mean_of_their_losses(are_pairs
         **given,
     }
     found = eval(call.replace("[...]", "[2.0, 5.0]"), names).operator("all").dense()
-    one, other = (
-        hessfig.Problem(NET, X[some], CLASSES[some], spread).operator("all").dense()
-        for some in pieces
-    )
+    one = hessfig.Problem(NET, X[:2], CLASSES[:2], spread).operator("all").dense()
+    other = hessfig.Problem(NET, X[2:], CLASSES[2:], spread).operator("all").dense()
     torch.testing.assert_close(found, (2 * one + 5 * other) / 7, rtol=1e-10, atol=1e-13)
 
 

@@ -23,6 +23,7 @@ from hessfig.tasks import text
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.examples import training_batch, unseen_batch
 from hessfig.terms import CHARACTERS
+from tests.measured_rows import values
 from tests.toys import toy_problem
 
 WORDS = "".join(f"line {k}: the quick brown fox;\n" for k in range(40))
@@ -126,7 +127,7 @@ def rows_of(name, task):
 
 
 def test_the_held_out_loss_is_that_of_plain_torch(task):
-    found = {row["quantity"]: row["value"] for row in rows_of("held_out_loss", task)}
+    found = values(rows_of("held_out_loss", task), "quantity")
     problem = toy_problem(GPT2, task, sigma=0.5, seed=1)
     config = Config(task=task, model=GPT2)
     batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype)
@@ -134,9 +135,9 @@ def test_the_held_out_loss_is_that_of_plain_torch(task):
     truth = -logits.gather(2, batch.inputs[:, 1:, None]).mean()
     assert found["held_out_loss"] == pytest.approx(float(truth), rel=1e-10)
     shares = batch.inputs[:, 1:].flatten().bincount() / batch.targets.numel()
-    entropy = -sum(float(share) * math.log(share) for share in shares if share)
+    entropy = torch.special.entr(shares.double()).sum()
     assert found["uniform_loss"] == math.log(97)
-    assert found["unigram_loss"] == pytest.approx(entropy, rel=1e-6)
+    assert found["unigram_loss"] == pytest.approx(float(entropy), rel=1e-6)
     counts = torch.ones(97, 97, dtype=torch.float64)
     ids = torch.from_numpy(text.split(task).training.astype("int64"))
     counts.index_put_(
@@ -163,21 +164,13 @@ def test_attention_mass_is_counted_by_head_and_by_key(task):
     attention = layer.attn
     scores = attention.scores(hidden, slice(None))
     pattern = attention.pattern(scores, slice(None), attention.causal_mask)
-    found = {
-        (row["quantity"], row["layer"], row["index"]): row["value"] for row in rows
-    }
+    found = values(rows, "quantity", "layer", "index")
     assert len(found) == 2 * (2 + 6)
-    by_hand = sum(pattern[b, 1, i, 0] for b in range(3) for i in range(1, 6)) / 15
+    by_hand = pattern[:, 1, 1:, 0].mean()
     assert found["sink_mass", 1, 2] == pytest.approx(float(by_hand))
-    by_key = (
-        sum(
-            (i + 1) * pattern[b, h, i, 3]
-            for b in range(3)
-            for h in range(2)
-            for i in range(3, 6)
-        )
-        / 18
-    )
+    # Of the query i, which sees i + 1 keys, from the key itself on.
+    seen = torch.arange(1, 7)[3:]
+    by_key = (seen * pattern[:, :, 3:, 3]).mean()
     assert found["key_mass", 1, 4] == pytest.approx(float(by_key))
 
 

@@ -146,59 +146,60 @@ def archive():
     return held.getvalue()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        archive(),
-        *(npy()[:cut] for cut in (0, 4, 9, 40, -1)),
-        *(
-            npy(shape=shape)
-            for shape in ((10**30, 4), (4, 10**30), (10**30,), (2**33, 4), (2**62, 4))
-        ),
-        *(
-            npy(shape=shape)
-            for shape in (
-                (-4, 4),
-                (-4, -4),
-                (True, 4),
-                (4.0, 4),
-                [4, 4],
-                (),
-                (2, 2, 2),
-                (0, 4),
-            )
-        ),
-        *(
-            npy(descr=descr)
-            for descr in (
-                "|O",
-                "<M8[s]",
-                "<m8[s]",
-                "|b1",
-                "|V8",
-                "<U2",
-                "<f8",
-                "<c16",
-                "nope",
-            )
-        ),
-        *(
-            npy(descr=descr)
-            for descr in ([("a", "<i8")], ("<i8", (2,)), "<i99999999999", None, 3)
-        ),
-        npy(extra=1),
-        npy(fortran_order=3),
-        npy(text=b"{1}\n"),
-        npy(text=b"{"),
-        npy(text=b"(" * 9000),
-        npy(text=b"\xff\xfe\x00"),
-        npy(text=b"__import__('os').getpid()\n"),
-        npy(text=b"[" * 60000),
-        *(npy(b"\x93NUMPY" + bytes(version)) for version in ((3, 0), (9, 0), (0, 0))),
-        b"\x93NUMPY\x02\x00\xff\xff\xff\xff{",
+SHAPES = [
+    (10**30, 4),
+    (4, 10**30),
+    (10**30,),
+    (2**33, 4),
+    (2**62, 4),
+    (-4, 4),
+    (-4, -4),
+    (True, 4),
+    (4.0, 4),
+    [4, 4],
+    (),
+    (2, 2, 2),
+    (0, 4),
+]
+TYPES = [
+    *[
+        "|O",
+        "<M8[s]",
+        "<m8[s]",
+        "|b1",
+        "|V8",
+        "<U2",
+        "<f8",
+        "<c16",
+        "nope",
+        "<i99999999999",
     ],
-    ids=lambda content: f"{len(content)}",
-)
+    [("a", "<i8")],
+    ("<i8", (2,)),
+    None,
+    3,
+]
+CONTENTS = [
+    archive(),
+    *(npy()[:cut] for cut in (0, 4, 9, 40, -1)),
+    *(npy(shape=shape) for shape in SHAPES),
+    *(npy(descr=descr) for descr in TYPES),
+    npy(extra=1),
+    npy(fortran_order=3),
+    npy(text=b"{1}\n"),
+    npy(text=b"{"),
+    npy(text=b"(" * 9000),
+    npy(text=b"\xff\xfe\x00"),
+    npy(text=b"__import__('os').getpid()\n"),
+    npy(text=b"[" * 60000),
+    npy(b"\x93NUMPY\x03\x00"),
+    npy(b"\x93NUMPY\x09\x00"),
+    npy(b"\x93NUMPY\x00\x00"),
+    b"\x93NUMPY\x02\x00\xff\xff\xff\xff{",
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=len)
 def test_files_of_another_form(tmp_path, content):
     (tmp_path / "ids.npy").write_bytes(content)
     for look in (read, lambda path: length_of(TaskConfig(path=str(path)), 8)):

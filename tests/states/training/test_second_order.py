@@ -30,6 +30,8 @@ from hessfig.states.training.trajectory import Trajectory
 from hessfig.terms import Optimiser
 from tests.daily import thinned
 from tests.double_backward import hessian, jacobian
+from tests.draws import draws
+from tests.tensors import flat
 from tests.toys import training_config
 
 DIVIDING = [one for one in Optimiser if one.facts.divides]
@@ -47,13 +49,13 @@ def of_network(norm=Norm.none):
     return BatchLoss(drawn.network.requires_grad_(True), drawn.loss, drawn.batch)
 
 
-def split(loss, flat):
-    named = dict(loss.network.named_parameters())
-    pieces = flat.split([one.numel() for one in named.values()])
-    return {
-        name: piece.view_as(one)
-        for (name, one), piece in zip(named.items(), pieces, strict=True)
-    }
+def split(loss, entries):
+    """Return the entries by the names of their parameters."""
+    found = {}
+    for name, one in loss.network.named_parameters():
+        piece, entries = entries[: one.numel()], entries[one.numel() :]
+        found[name] = piece.view_as(one)
+    return found
 
 
 class Scored(nn.Module):
@@ -67,20 +69,18 @@ class Scored(nn.Module):
         return scored_outputs(self.network, self.batch.inputs, self.batch.scored)
 
 
-def outputs_at(loss, flat):
-    inside = {f"network.{name}": one for name, one in split(loss, flat).items()}
+def outputs_at(loss, entries):
+    inside = {f"network.{name}": one for name, one in split(loss, entries).items()}
     return functional_call(Scored(loss), inside, ())
 
 
 def flat_of(loss):
-    return torch.cat([one.detach().flatten() for one in loss.network.parameters()])
+    return flat(loss.network.parameters()).detach()
 
 
 def gradient_of(loss):
-    pieces = torch.autograd.grad(
-        loss(), list(loss.network.parameters()), materialize_grads=True
-    )
-    return torch.cat([one.flatten() for one in pieces])
+    at = list(loss.network.parameters())
+    return flat(torch.autograd.grad(loss(), at, materialize_grads=True))
 
 
 def oracle_hessian(loss):
@@ -108,10 +108,7 @@ def damped(matrix):
 def steps_of(kind, loss):
     parameters = list(loss.network.parameters())
     slopes = list(torch.autograd.grad(loss(), parameters, materialize_grads=True))
-    found = solver(kind, loss, DAMPING)(slopes)
-    return dict(
-        zip((name for name, _ in loss.network.named_parameters()), found, strict=True)
-    )
+    return split(loss, flat(solver(kind, loss, DAMPING)(slopes)))
 
 
 def assert_close(found, expected):
@@ -144,12 +141,8 @@ def test_gauss_newton_whole_and_by_blocks(norm):
         steps_of(Optimiser.gauss_newton, loss),
         split(loss, torch.linalg.solve(damped(whole), slope)),
     )
-    owner = torch.cat(
-        [
-            torch.full_like(one, k).flatten()
-            for k, one in enumerate(loss.network.parameters())
-        ]
-    )
+    parameters = enumerate(loss.network.parameters())
+    owner = flat(torch.full_like(one, k) for k, one in parameters)
     blocks = whole * (owner[:, None] == owner)
     found = steps_of(Optimiser.block_gauss_newton, loss)
     assert_close(found, split(loss, torch.linalg.solve(damped(blocks), slope)))
@@ -181,11 +174,8 @@ def test_kfac_divides_by_kronecker_products():
         damped(torch.kron(left, right)), joint.flatten()
     ).view_as(joint)
     expected["tok_embed.weight"] = solved.T
-    owner = torch.cat(
-        [
-            torch.full((one.numel(),), name == "pos.weight")
-            for name, one in slopes.items()
-        ]
+    owner = flat(
+        torch.full(one.shape, name == "pos.weight") for name, one in slopes.items()
     )
     block = whole[owner][:, owner]
     expected["pos.weight"] = torch.linalg.solve(
@@ -241,12 +231,7 @@ def test_products_of_a_curvature_matrix():
 
 def test_libraries_make_the_published_steps():
     """Shampoo's first step, SOAP's second (its first only fills the factors), and Muon's first."""
-    first, second = (
-        torch.randn(
-            3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(k)
-        )
-        for k in (1, 2)
-    )
+    first, second = draws(3, 4, seed=1), draws(3, 4, seed=2)
     assert torch.allclose(
         moved(Optimiser.shampoo, [first]), shampoo(first), rtol=0, atol=1e-10
     )
@@ -287,10 +272,8 @@ def shampoo(slope):
 
 def soap(first, second):
     """Adam's first step in the eigenbases of G G^T and G^T G of the gradient before, which is sign(Q_L^T G Q_R)."""
-    left, right = (
-        torch.linalg.eigh(one).eigenvectors
-        for one in (first @ first.T, first.T @ first)
-    )
+    left = torch.linalg.eigh(first @ first.T).eigenvectors
+    right = torch.linalg.eigh(first.T @ first).eigenvectors
     return left @ (left.T @ second @ right).sign() @ right.T
 
 
@@ -308,20 +291,15 @@ def run_of(folder, kind, **settings):
 @pytest.mark.long
 def test_the_same_bits_after_stops(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
-    one, other = (
-        run_of(tmp_path / n, kind, refresh=4, momentum=0.5) for n in ("one", "other")
-    )
+    one = run_of(tmp_path / "one", kind, refresh=4, momentum=0.5)
+    other = run_of(tmp_path / "other", kind, refresh=4, momentum=0.5)
     ensure(one, [13])
     for stop in range(1, 14):
         ensure(other, [stop])
-    names = ("step_000013.safetensors", "step_000013.optimiser.safetensors")
-    assert [(one.folder / n).read_bytes() for n in names] == [
-        (other.folder / n).read_bytes() for n in names
-    ]
-    kept = {
-        key.partition("/")[0].partition(".")[0]
-        for key in load_file(Folder(one).optimiser_path(13))
-    }
+    for name in ("step_000013.safetensors", "step_000013.optimiser.safetensors"):
+        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
+    held = load_file(Folder(one).optimiser_path(13))
+    kept = {key.partition("/")[0].partition(".")[0] for key in held}
     assert set(kind.facts.moments) <= kept
 
 
@@ -336,11 +314,10 @@ def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path):
     for folder, clip in (("one", 0.01), ("other", 0.0)):
         run = run_of(tmp_path / folder, Optimiser.gd, clip_norm=clip, **settings)
         ensure(run, [0, 1])
-        before, after = (load_file(Folder(run).weights_path(step)) for step in (0, 1))
-        lengths.append(
-            float(sum((after[name] - before[name]).square().sum() for name in after))
-            ** 0.5
-        )
+        before = load_file(Folder(run).weights_path(0))
+        after = load_file(Folder(run).weights_path(1))
+        moves = flat(after[name] - before[name] for name in after)
+        lengths.append(float(moves.norm()))
     assert lengths[0] == pytest.approx(0.005, rel=1e-4)
     assert lengths[1] > 0.01
 
@@ -386,5 +363,5 @@ def test_a_curvature_that_is_not_finite_gives_steps_that_are_not_finite(kind):
     with torch.no_grad():
         next(loss.network.parameters()).fill_(1e200)
     slopes = [torch.ones_like(one) for one in loss.network.parameters()]
-    found = torch.cat([one.flatten() for one in solver(kind, loss, DAMPING)(slopes)])
+    found = flat(solver(kind, loss, DAMPING)(slopes))
     assert bool(found.isnan().any())

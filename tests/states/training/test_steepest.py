@@ -20,17 +20,17 @@ from hessfig.states.training.step_rules import (
 )
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.terms import Optimiser
+from tests.draws import draws
 from tests.toys import training_config
 
 
 def two_parameters():
     """Return parameters a and b, and the Hessian of 1/2 x.A x + the flat b in all of them."""
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(5, 5, dtype=torch.float64, generator=generator)
-    named = {
-        name: torch.ones(size, dtype=torch.float64, requires_grad=True)
-        for name, size in (("a", 3), ("b", 2))
-    }
+    root = draws(5, 5)
+    ones = torch.ones(3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    named = dict(zip("ab", ones, strict=True))
+    for one in ones:
+        one.requires_grad_()
     return named, root @ root.T, root
 
 
@@ -48,10 +48,9 @@ def test_factors_are_inverse_largest_eigenvalues(kind):
             [1 / float(torch.linalg.eigvalsh(matrix)[-1])]
         )
     else:
-        tops = [
-            float(torch.linalg.eigvalsh(matrix[k, k])[-1])
-            for k in (slice(3), slice(3, 5))
-        ]
+        tops = []
+        for block in (matrix[:3, :3], matrix[3:, 3:]):
+            tops.append(float(torch.linalg.eigvalsh(block)[-1]))
         mean = (tops[0] * tops[1]) ** 0.5
         assert found.tolist() == pytest.approx([mean / top for top in tops])
         assert float(found.log().sum()) == pytest.approx(0, abs=1e-12)
@@ -98,17 +97,13 @@ def test_the_same_bits_after_stops_between_two_refreshes(
         "refresh": 4,
         "momentum": 0.5,
     }
-    one, other = (
-        Trajectory(training_config(tmp_path / n, **settings), 0.3, 1)
-        for n in ("one", "other")
-    )
+    one = Trajectory(training_config(tmp_path / "one", **settings), 0.3, 1)
+    other = Trajectory(training_config(tmp_path / "other", **settings), 0.3, 1)
     ensure(one, [9])
     for stop in (3, 4, 6, 9):
         ensure(other, [stop])
-    names = ("step_000009.safetensors", "step_000009.optimiser.safetensors")
-    assert [(one.folder / n).read_bytes() for n in names] == [
-        (other.folder / n).read_bytes() for n in names
-    ]
+    for name in ("step_000009.safetensors", "step_000009.optimiser.safetensors"):
+        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
     assert FACTORS in load_file(Folder(one).optimiser_path(9))
 
 
@@ -116,12 +111,10 @@ def test_a_look_changes_the_training_and_its_key_and_none_changes_neither(tmp_pa
     plain = Trajectory(training_config(tmp_path), 0.3, 1)
     assert not {"curvature", "refresh"} & set(plain.science["training"])
     assert Trajectory(training_config(tmp_path, refresh=7), 0.3, 1).key == plain.key
-    looks = [
-        Trajectory(
-            training_config(tmp_path, curvature=Curvature.whole, refresh=n), 0.3, 1
-        ).key
-        for n in (7, 8)
-    ]
+    looks = set()
+    for refresh in (7, 8):
+        look = {"curvature": Curvature.whole, "refresh": refresh}
+        looks.add(Trajectory(training_config(tmp_path, **look), 0.3, 1).key)
     assert len({plain.key, *looks}) == 3
 
 
@@ -146,11 +139,11 @@ def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(tmp_
     )
     other = Trajectory(plain, 0.3, 1)
     ensure(other, [1])
-    ours, theirs = (load_file(Folder(each).weights_path(1)) for each in (one, other))
+    ours = load_file(Folder(one).weights_path(1))
+    theirs = load_file(Folder(other).weights_path(1))
     assert factor != 1
-    assert all(
-        torch.allclose(ours[name], theirs[name], rtol=1e-13, atol=0) for name in ours
-    )
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-13, atol=0)
 
 
 def test_looks_and_their_products_are_counted(tmp_path):
