@@ -42,10 +42,9 @@ def dense_oracle(
     of the loss of the network linearised at the weights.
     """
     whole = _Whole(objective.network, objective.batch.scored)
-    names = {
-        matrix: f"network.{objective.layout.side(layer, matrix)[0].parameter}"
-        for matrix in matrices
-    }
+    names = {}
+    for matrix in matrices:
+        names[matrix] = f"network.{objective.layout.side(layer, matrix)[0].parameter}"
     at = {names[m]: objective.weight(layer, m).detach().clone() for m in matrices}
 
     def outputs(weights: Weights) -> Tensor:
@@ -85,11 +84,13 @@ def _functions(
 def _as_matrices(
     blocks: dict[str, Weights], names: dict[Matrix, str], at: Weights
 ) -> Blocks:
-    return {
-        (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1)
-        for row in names
-        for col in names
-    }
+    found = {}
+    for row in names:
+        for col in names:
+            found[(row, col)] = blocks[names[row]][names[col]].reshape(
+                at[names[row]].numel(), -1
+            )
+    return found
 
 
 def whole_oracle(objective: Objective) -> dict[Part, Tensor]:

@@ -49,9 +49,9 @@ def case(name):
             strict=True,
         )
     )
-    dense = {
-        part.value: matrix for part, matrix in dense_parts(problem, list(sizes)).items()
-    }
+    dense = {}
+    for part, matrix in dense_parts(problem, list(sizes)).items():
+        dense[part.value] = matrix
     return problem, blocks, dense, places
 
 
@@ -305,11 +305,10 @@ def test_blocks_by_pattern():
     problem = CASES["encoder"]()[0]
     problem = hessfig.Problem(problem.network, problem.inputs, problem.targets)
     table = hessfig.measure(problem, blocks=["*.linear?.weight"], parts="H_o")
-    known = [
-        name
-        for name, _ in problem.network.named_parameters()
-        if "linear" in name and name.endswith("weight")
-    ]
+    known = []
+    for name, _ in problem.network.named_parameters():
+        if "linear" in name and name.endswith("weight"):
+            known.append(name)
     assert list(table["col"]) == known
     pairs = hessfig.measure(
         problem, blocks=[("*linear1.weight", "1.weight")], parts="H_o"

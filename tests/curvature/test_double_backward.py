@@ -12,10 +12,11 @@ from tests.double_backward import hessian, jacobian
 
 
 def by_rows(values, at):
-    rows = [
-        torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True)
-        for one in values.flatten()
-    ]
+    rows = []
+    for one in values.flatten():
+        rows.append(
+            torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True)
+        )
     return torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
 
 
@@ -97,10 +98,10 @@ def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(dtype):
 
     class Wrong:
         def __matmul__(self, columns):
-            return [
-                1.01 * rows if is_small else rows
-                for rows, is_small in zip(right @ columns, small, strict=True)
-            ]
+            found = []
+            for rows, is_small in zip(right @ columns, small, strict=True):
+                found.append(1.01 * rows if is_small else rows)
+            return found
 
     assert fault(right, right, right, parameters) == ""
     assert "in the rows of small" in fault(Wrong(), right, right, parameters)

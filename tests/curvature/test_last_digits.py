@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -35,18 +34,6 @@ X = test_samples.draws(6, 4)
 Y = test_samples.labels(6)
 
 
-class TwoOutputs(nn.Module):
-    """A network whose loss takes all outputs, so that its only output is the loss."""
-
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def forward(self, x):
-        outputs = self.body(x)
-        return {"one": outputs, "two": outputs.sin()}
-
-
 def perfect_fit(power, *, is_whole):
     """Return a problem whose loss and gradient are rounding errors."""
     body = test_samples.mlp()
@@ -58,7 +45,10 @@ def perfect_fit(power, *, is_whole):
         )
 
     return hessfig.Problem(
-        TwoOutputs(body) if is_whole else body, {"x": X} if is_whole else X, goal, loss
+        test_memory.TwoOutputs(body) if is_whole else body,
+        {"x": X} if is_whole else X,
+        goal,
+        loss,
     )
 
 
@@ -77,7 +67,10 @@ def every_sample_cancels(*, is_whole):
         ).mean()
 
     return hessfig.Problem(
-        TwoOutputs(body) if is_whole else body, {"x": X} if is_whole else X, goal, loss
+        test_memory.TwoOutputs(body) if is_whole else body,
+        {"x": X} if is_whole else X,
+        goal,
+        loss,
     )
 
 
@@ -205,9 +198,9 @@ MOVED = (
 
 def changed(make, times):
     """Return what was decided in more than one way, and the ways."""
-    found = [
-        decisions(shaken(make(), seed), is_measured=seed < FEW) for seed in range(times)
-    ]
+    found = []
+    for seed in range(times):
+        found.append(decisions(shaken(make(), seed), is_measured=seed < FEW))
     ways = {
         what: {one.get(what, "") for one in found} for what in set().union(*found[FEW:])
     }

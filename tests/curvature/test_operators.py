@@ -116,10 +116,9 @@ def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine, loss):
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model, toy_task(model, loss=loss, batch_size=4))
     together = dense_blocks(engine(problem, model, 1, Matrix.W_Q, [Matrix.W_Q]))
-    each = [
-        dense_blocks(engine(p, model, 1, Matrix.W_Q, [Matrix.W_Q]))
-        for p in single_sequences(problem)
-    ]
+    each = []
+    for p in single_sequences(problem):
+        each.append(dense_blocks(engine(p, model, 1, Matrix.W_Q, [Matrix.W_Q])))
     for key, block in together.items():
         total = torch.stack([blocks[key] for blocks in each]).sum(dim=0)
         parts = total if loss == Loss.mse_sum_unshifted else total / 4

@@ -171,15 +171,16 @@ def test_arguments_without_an_axis_of_samples_are_not_cut(samples):
 )
 @pytest.mark.long
 def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(quantity):
-    tables = [
-        hessfig.measure(
-            arguments(5, spread=spread),
-            blocks="out.weight",
-            parts="H",
-            quantities=quantity,
-        )["value"].tolist()
-        for spread in (False, True)
-    ]
+    tables = []
+    for spread in (False, True):
+        tables.append(
+            hessfig.measure(
+                arguments(5, spread=spread),
+                blocks="out.weight",
+                parts="H",
+                quantities=quantity,
+            )["value"].tolist()
+        )
     assert tables[0] == pytest.approx(tables[1], rel=1e-7, abs=1e-12, nan_ok=True)
 
 

@@ -124,10 +124,9 @@ def scores_and_loss(objective, layer):
                 or seen[-1] + (shift if shift.ndim else 0)
             )
         try:
-            held = {
-                f"network.{path}": weight
-                for path, weight in zip(paths, weights, strict=True)
-            }
+            held = {}
+            for path, weight in zip(paths, weights, strict=True):
+                held[f"network.{path}"] = weight
             outputs = functional_call(Shifted(), held, (objective.batch.inputs,))[
                 :, objective.batch.scored
             ]
@@ -148,9 +147,10 @@ def oracle(objective, layer):
     start = torch.cat([weight.flatten() for weight in at])
 
     def weights(flat):
-        return [
-            piece.view_as(one) for piece, one in zip(flat.split(sizes), at, strict=True)
-        ]
+        found = []
+        for piece, one in zip(flat.split(sizes), at, strict=True):
+            found.append(piece.view_as(one))
+        return found
 
     def jacobian_of_scores():
         return torch.autograd.functional.jacobian(

@@ -25,10 +25,10 @@ def network():
 
 @pytest.fixture(scope="module")
 def columns(network):
-    return {
-        matrix: network.column(1, matrix, [matrix])
-        for matrix in (Matrix.W_V, Matrix.W_Q)
-    }
+    found = {}
+    for matrix in (Matrix.W_V, Matrix.W_Q):
+        found[matrix] = network.column(1, matrix, [matrix])
+    return found
 
 
 @pytest.mark.parametrize("matrix", [Matrix.W_V, Matrix.W_Q])
@@ -37,10 +37,9 @@ def test_unbiased_with_honest_errors(columns, matrix):
     column = columns[matrix]
     parts = list(PARTS)
     oracle = dense_norms(column, parts)
-    found = [
-        aligned(column, matrix, parts, 12, generator=stream(i, "aligned"))
-        for i in range(REPEATS)
-    ]
+    found = []
+    for i in range(REPEATS):
+        found.append(aligned(column, matrix, parts, 12, generator=stream(i, "aligned")))
     for part in parts:
         frobs = torch.tensor([norms[matrix, part].value for norms in found])
         sems = torch.tensor([norms[matrix, part].error for norms in found])
@@ -55,10 +54,11 @@ def test_unbiased_with_honest_errors(columns, matrix):
 def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(network):
     column = network.column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     exact = dense_norms(column, [Part.H])[Matrix.W_V, Part.H].value
-    found = [
-        aligned(column, Matrix.W_Q, [Part.H], 12, generator=stream(i, "rows"))
-        for i in range(REPEATS)
-    ]
+    found = []
+    for i in range(REPEATS):
+        found.append(
+            aligned(column, Matrix.W_Q, [Part.H], 12, generator=stream(i, "rows"))
+        )
     squares = torch.tensor(
         [norms[Matrix.W_V, Part.H].value for norms in found]
     ).square()

@@ -55,9 +55,10 @@ def numbers(error, spread, probes=8, repeats=4000):
         "sigma": 1.0,
         "status": "ok",
     }
-    return [
-        {**shared, "value": f, "error": error * f, "num_probes": probes} for f in frobs
-    ]
+    found = []
+    for f in frobs:
+        found.append({**shared, "value": f, "error": error * f, "num_probes": probes})
+    return found
 
 
 @pytest.mark.parametrize(
@@ -82,10 +83,9 @@ def test_blocks_are_pooled_and_the_ceiling_holds():
 
 def test_probes_are_linear_in_log_sigma_between_the_pilots():
     allocation = Allocation({"W_V": {0.01: 20, 0.1: 10}, "W_Q": {0.1: 6}})
-    columns = [
-        allocation.at(sigma)
-        for sigma in (0.001, 0.01, 0.01**0.75 * 0.1**0.25, 0.1, 5.0)
-    ]
+    columns = []
+    for sigma in (0.001, 0.01, 0.01**0.75 * 0.1**0.25, 0.1, 5.0):
+        columns.append(allocation.at(sigma))
     assert [counts["W_V"] for counts in columns] == [20, 20, 18, 10, 10]
     assert {counts["W_Q"] for counts in columns} == {6}
     assert Allocation().at(0.1) == {}
@@ -175,9 +175,8 @@ def test_only_what_is_probed_decides(tmp_path):
 
 def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path):
     run_sweep(Sweep([("", config(tmp_path))]))
-    found = [
-        Sweep([("", config(tmp_path, first_seed=seed))]).allocations[0]
-        for seed in (0, 1234)
-    ]
+    found = []
+    for seed in (0, 1234):
+        found.append(Sweep([("", config(tmp_path, first_seed=seed))]).allocations[0])
     assert found[0] == found[1] != Allocation()
     assert Sweep([("", config(tmp_path))]).cells[0].seed == 1234

@@ -67,10 +67,10 @@ def rows(objective, config, *, seed=1234):
         At(config, sigma=0.7, seed=seed),
     )
     found = quantity("approximations").measured(objective, asked).rows
-    return {
-        (row["row"], row["part"], row["quantity"]): (row["value"], row["error"])
-        for row in found
-    }
+    made = {}
+    for row in found:
+        made[(row["row"], row["part"], row["quantity"])] = (row["value"], row["error"])
+    return made
 
 
 def settings(model, task, blocks, *names, **more):
@@ -245,9 +245,10 @@ def test_the_value_block_is_one_kronecker_product_and_kfac_is_another(
     found = rows(
         toy_problem(model, task), settings(model, task, ["W_V", "W_Q"], A.kfoc, A.kfac)
     )
-    errors = {
-        key[0]: found[key][0] for key in found if key[1:] == ("H_o", "kfoc_error")
-    }
+    errors = {}
+    for key in found:
+        if key[1:] == ("H_o", "kfoc_error"):
+            errors[key[0]] = found[key][0]
     assert errors["W_V"] < 1e-12
     assert (errors["W_Q"] > 1e-3) == (attention == Attention.softmax or batch_size > 1)
     assert found["W_V", "H_o", "kfac_scale_error"][0] > 0.05
@@ -386,9 +387,9 @@ def test_adam_is_the_root_of_the_stored_moment(tmp_path):
     )
     before, after = Sweep([("", config)]).cells[:2]
     assert compute_cell(before).rows == []
-    found = {
-        (row["part"], row["quantity"]): row["value"] for row in compute_cell(after).rows
-    }
+    found = {}
+    for row in compute_cell(after).rows:
+        found[(row["part"], row["quantity"])] = row["value"]
     kept = moments(config, sigma=after.sigma, seed=after.seed, step=20)[
         "exp_avg_sq/layers.0.attn.v.weight"
     ].double()

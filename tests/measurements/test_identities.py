@@ -167,10 +167,13 @@ class Case:
             blocks.any(-1).view(len(own), -1, self.outputs().shape[-1]).any(-1)
         )
         of_sample = by_position.any(1, keepdim=True)
-        pieces = [
-            by_position if one == by_position.shape[1] else of_sample.expand(-1, one)
-            for one in calls
-        ]
+        pieces = []
+        for one in calls:
+            pieces.append(
+                by_position
+                if one == by_position.shape[1]
+                else of_sample.expand(-1, one)
+            )
         sends = torch.einsum("ief,iftm->itm", blocks.abs(), own.abs()).any(-1)
         return torch.cat(pieces, dim=1) | sends
 

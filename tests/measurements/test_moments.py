@@ -100,10 +100,11 @@ def test_jacobian_norms_of_anybodys_network():
 
 @pytest.mark.parametrize("model", [DEEP, BARE])
 def test_moments_are_those_of_explicit_tensors(model):
-    found = [
-        [row["value"] for row in compute_cell(cell(f"moment_{order}", model)).rows]
-        for order in (1, 2, 3)
-    ]
+    found = []
+    for order in (1, 2, 3):
+        found.append(
+            [row["value"] for row in compute_cell(cell(f"moment_{order}", model)).rows]
+        )
     for values in found:
         assert len(values) == model.n_layers
     for layer, expected in enumerate(explicit_moments(model)):

@@ -42,8 +42,3 @@ def test_the_whole_hessian_of_a_large_model_is_not_kept():
     ) as caught:
         check(Config(quantities=["hessian"], model=ModelConfig(d_model=64)))
     assert "estimator=auto" in caught.value.remedy
-
-
-@pytest.mark.parametrize("d_model", [16, 32, 64])
-def test_small_models_may_be_dense(d_model):
-    check(Config(estimator=DENSE, model=ModelConfig(d_model=d_model)))

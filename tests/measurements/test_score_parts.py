@@ -38,20 +38,20 @@ def cell(name, model=MODEL, **settings):
 
 
 def values(found, quantity):
-    return {
-        (row["layer"], row["part"]): [row["value"], row["error"]]
-        for row in found.rows
-        if row["quantity"] == quantity and row["index"] is None
-    }
+    made = {}
+    for row in found.rows:
+        if row["quantity"] == quantity and row["index"] is None:
+            made[(row["layer"], row["part"])] = [row["value"], row["error"]]
+    return made
 
 
 def eigenvalues(found):
     """Return the stored spectra, in the order of the rows."""
     places = dict.fromkeys((row["layer"], row["part"]) for row in found.rows)
-    return {
-        place: found.arrays[f"eigenvalues_{number}"]
-        for number, place in enumerate(places)
-    }
+    made = {}
+    for number, place in enumerate(places):
+        made[place] = found.arrays[f"eigenvalues_{number}"]
+    return made
 
 
 @pytest.mark.long
@@ -89,11 +89,10 @@ def test_the_functional_part_has_pairs_of_eigenvalues_and_no_trace():
 
 def test_single_weights_are_structural_zeros():
     rows = compute_cell(cell("frobenius", blocks=["W_Q", "W_K", ["W_Q", "W_K"]])).rows
-    status = {
-        (row["row"], row["col"], row["part"]): row["status"]
-        for row in rows
-        if row["layer"] == 1
-    }
+    status = {}
+    for row in rows:
+        if row["layer"] == 1:
+            status[(row["row"], row["col"], row["part"])] = row["status"]
     assert (
         status["W_Q", "W_Q", "H_fT"]
         == status["W_K", "W_K", "H_fT"]

@@ -62,6 +62,13 @@ def rows(config, quantity, step=STEP):
     return compute_cell(cell(config, quantity, step)).rows
 
 
+def values(config, quantity, step=STEP):
+    found = {}
+    for row in rows(config, quantity, step):
+        found[row["quantity"]] = row["value"]
+    return found
+
+
 def dense(objective):
     """Return gradient and Hessian of the loss in all parameters as dense tensors, by torch.autograd alone."""
     held = dict(objective.network.named_parameters())
@@ -116,10 +123,9 @@ def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(
     )
     mlp = [name for name in held if ".mlp." in name]
     for quantity, tensors in (("gradient_norm", by_name), ("weight_norm", held)):
-        found = {
-            (row["layer"], row["row"], row["col"]): row["value"]
-            for row in rows(config, quantity)
-        }
+        found = {}
+        for row in rows(config, quantity):
+            found[(row["layer"], row["row"], row["col"])] = row["value"]
         expected = {
             (0, "", ""): math.sqrt(
                 sum(float(t.square().sum()) for t in tensors.values())
@@ -295,11 +301,10 @@ def test_the_next_update_is_torchs_own(config, optimiser, step):
     rule = torch.optim.SGD([leaf], 1.0, momentum=0.7 * (optimiser == Optimiser.sgd))
     if optimiser in (Optimiser.adamw, Optimiser.adam):
         rule = torch.optim.AdamW([leaf], 1.0, betas=(0.9, 0.98), weight_decay=0.0)
-    kept = {
-        name.partition("/")[0]: tensor
-        for name, tensor in moments(chosen, sigma=0.3, seed=1, step=step).items()
-        if name.endswith("/head.weight")
-    }
+    kept = {}
+    for name, tensor in moments(chosen, sigma=0.3, seed=1, step=step).items():
+        if name.endswith("/head.weight"):
+            kept[name.partition("/")[0]] = tensor
     if kept:
         rule.state[leaf] = {**kept, "step": torch.tensor(float(step))}
     before = leaf.detach().clone()
@@ -399,9 +404,7 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(quantity):
 
 def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config):
     covariance = by_example(draw_problem(cell(config, "loss"))).T.cov()
-    found = {
-        row["quantity"]: row["value"] for row in rows(config, "gradient_covariance")
-    }
+    found = values(config, "gradient_covariance")
     assert found["gradient_covariance"] == pytest.approx(
         float(covariance.trace()), rel=1e-8
     )
@@ -451,10 +454,9 @@ def test_spreads_are_those_of_scores_written_out(config):
     scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
     allowed = torch.ones(length, length).tril().bool()
     pattern = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
-    found = {
-        (row["quantity"], row["layer"]): row["value"]
-        for row in rows(config, "score_spread")
-    }
+    found = {}
+    for row in rows(config, "score_spread"):
+        found[(row["quantity"], row["layer"])] = row["value"]
     assert found["score_spread", 1] == pytest.approx(
         float(scores[..., allowed].std()), rel=1e-10
     )
@@ -475,10 +477,7 @@ def test_the_threshold_is_of_the_next_update(config, optimiser, factor):
         data=data,
     )
     changed = replace(config, training=replace(chosen, steps=60, learning_rate=0.4))
-    found = {
-        row["quantity"]: row["value"]
-        for row in rows(changed, "stability_threshold", step=9)
-    }
+    found = values(changed, "stability_threshold", step=9)
     assert found["learning_rate"] == pytest.approx(0.1)
     assert found["stability_threshold"] == pytest.approx(factor / 0.1)
 
@@ -500,20 +499,16 @@ def test_the_predicted_decrease_is_that_of_the_next_update(config, optimiser):
         learning_rate=0.02,
     )
     changed = replace(config, dtype=DType.float64, training=chosen)
-    found = {
-        row["quantity"]: row["value"]
-        for row in rows(changed, "predicted_decrease", step=6)
-    }
+    found = values(changed, "predicted_decrease", step=6)
     before = draw_problem(cell(changed, "loss", 6))
     after = draw_problem(cell(changed, "loss", 7))
     assert found["true_decrease"] == pytest.approx(
         float(loss_of(before) - loss_of(after)), rel=1e-8
     )
     gradient, H, _ = dense(before)
-    ends = [
-        torch.cat([p.detach().flatten() for p in one.network.parameters()])
-        for one in (after, before)
-    ]
+    ends = []
+    for one in (after, before):
+        ends.append(torch.cat([p.detach().flatten() for p in one.network.parameters()]))
     update = ends[0] - ends[1]
     predicted = -float(gradient @ update + update @ H @ update / 2)
     assert found["predicted_decrease"] == pytest.approx(predicted, rel=1e-8)
@@ -542,13 +537,10 @@ def test_formulas_of_other_rules_are_refused(config):
 def test_a_constant_schedule_has_no_last_update(config):
     """Its length is in no key, so no number may depend on it: here the warm-up goes on beyond it."""
     chosen = replace(config.training, schedule=Schedule.constant, warmup=100)
-    lengths = [
-        replace(config, training=replace(chosen, steps=steps)) for steps in (50, 60)
-    ]
-    found = [rows(changed, "stability_threshold", step=50) for changed in lengths]
-    rates = [
-        {row["quantity"]: row["value"] for row in one}["learning_rate"] for one in found
-    ]
+    rates = []
+    for steps in (50, 60):
+        changed = replace(config, training=replace(chosen, steps=steps))
+        rates.append(values(changed, "stability_threshold", step=50)["learning_rate"])
     assert rates[0] == rates[1] == pytest.approx(chosen.learning_rate * 51 / 100)
 
 
@@ -556,7 +548,7 @@ def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config):
     changed = replace(
         config, training=replace(config.training, curvature=Curvature.whole, refresh=8)
     )
-    found = {row["quantity"]: row["value"] for row in rows(changed, "training_cost")}
+    found = values(changed, "training_cost")
     assert (found["looks"], found["hessian_products"]) == (3, 36)
     total = STEP * found["update_seconds"] + 3 * found["look_seconds"]
     assert found["training_cost"] == pytest.approx(total)

@@ -135,10 +135,9 @@ def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace():
         quantities=["frobenius", "trace"],
     )
     Variant("", settings).check()
-    found = {
-        name: compute_cell(Cell(Variant("", settings), 0.7, 1, name)).rows
-        for name in settings.quantities
-    }
+    found = {}
+    for name in settings.quantities:
+        found[name] = compute_cell(Cell(Variant("", settings), 0.7, 1, name)).rows
     assert {(row["row"], row["col"]) for row in found["trace"]} == {("W_V", "W_V")}
     assert {(row["row"], row["col"]) for row in found["frobenius"]} == {
         ("W_V", "W_V"),

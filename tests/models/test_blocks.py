@@ -16,9 +16,10 @@ MODEL = ModelConfig()
 
 def weight_pairs(blocks, model):
     """Return (row, col) of every block of a one-layer model."""
-    return [
-        (block.row, block.col) for block in blocks_of(blocks, layout_of(model), model)
-    ]
+    found = []
+    for block in blocks_of(blocks, layout_of(model), model):
+        found.append((block.row, block.col))
+    return found
 
 
 def test_names_are_diagonal_blocks_and_lists_are_pairs():

@@ -101,10 +101,12 @@ NEVER_ON_THE_TAPE = ("kernel", "tied")
 def chosen(settings):
     """Return settings with the members of their choices in place of words."""
     default = ModelConfig()
-    return {
-        key: type(getattr(default, key))(value) if isinstance(value, str) else value
-        for key, value in settings.items()
-    }
+    found = {}
+    for key, value in settings.items():
+        found[key] = (
+            type(getattr(default, key))(value) if isinstance(value, str) else value
+        )
+    return found
 
 
 def model_of(name):
@@ -115,11 +117,10 @@ def model_of(name):
 
 def bare(name):
     """Return a single attention with the components of a variant that it can have."""
-    settings = {
-        key: value
-        for key, value in VARIANTS[name].items()
-        if key not in ("residual_scale", "mlp")
-    }
+    settings = {}
+    for key, value in VARIANTS[name].items():
+        if key not in ("residual_scale", "mlp"):
+            settings[key] = value
     return ModelConfig(
         kind=Kind.self_attention, **{"d_model": 8, "n_heads": 2, **chosen(settings)}
     )

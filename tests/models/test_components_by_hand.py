@@ -316,9 +316,9 @@ def test_components_that_exclude_each_other_are_refused(message):
     ],
 )
 def test_changes_of_the_loss_are_refused_where_nobody_knows_them(task, method, message):
-    settings = {
-        key: type(getattr(TaskConfig(), key))(value) for key, value in task.items()
-    }
+    settings = {}
+    for key, value in task.items():
+        settings[key] = type(getattr(TaskConfig(), key))(value)
     with pytest.raises(UserError, match=message):
         check_config(
             Config(

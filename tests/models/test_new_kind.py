@@ -114,9 +114,9 @@ for words in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def answers(package):
     """Return code and words of a run that is measured, then of those that are refused, by the copy of the package."""
-    refused = [
-        ["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"] for words in REFUSED
-    ]
+    refused = []
+    for words in REFUSED:
+        refused.append(["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"])
     done = subprocess.run(
         [sys.executable, "-c", EACH, json.dumps([["run", *TOY, *MEASURED], *refused])],
         cwd=package,

@@ -9,7 +9,7 @@ from torch import nn
 
 import hessfig
 from hessfig.models.weight_files import read_weights
-from hessfig.rng import is_row_major, row_major
+from hessfig.rng import is_row_major
 from tests.draws import draws
 
 OTHER = {
@@ -106,21 +106,6 @@ def test_weights_of_a_loss():
     losses = [nn.CrossEntropyLoss(weight=one) for one in (weights, apart)]
     assert len({numbers(network, inputs, targets, loss) for loss in losses}) == 1
     assert losses[1].weight.stride() == (2,)
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (4, 1, 3, 3), (2, 3, 4)])
-def test_row_major(shape):
-    """The strides are those of a new tensor, along axes of length one too."""
-    plain = draws(*shape)
-    assert row_major(plain) is plain
-    for reordered in OTHER.values() if plain.ndim else ():
-        found = row_major(reordered(plain))
-        assert found.stride() == plain.stride()
-        assert torch.equal(found, plain)
-    one_channel = torch.zeros(4, 1, 3, 3).to(memory_format=torch.channels_last)
-    assert one_channel.is_contiguous()
-    assert not is_row_major(one_channel)
-    assert is_row_major(torch.eye(2).to_sparse())
 
 
 def test_weights_of_a_file_are_by_rows(tmp_path):

@@ -43,10 +43,9 @@ def test_a_layer_the_model_has_not_is_an_error():
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_layout_names_every_parameter_of_the_network_once(name):
     problem = toy_problem(ARCHITECTURES[name])
-    held = {
-        path: parameter.numel()
-        for path, parameter in problem.network.named_parameters()
-    }
+    held = {}
+    for path, parameter in problem.network.named_parameters():
+        held[path] = parameter.numel()
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
     assert len(problem.layout.weights) == len(held)
 

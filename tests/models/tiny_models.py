@@ -164,11 +164,10 @@ def _dense(
     rounding: float,
 ) -> dict[Part, Tensor]:
     """Return H and H_f by double backward; H_o = J^T B J from the logits' Jacobian, on its own."""
-    at = {
-        name: p.detach().clone().requires_grad_()
-        for name, p in model.named_parameters()
-        if only in name
-    }
+    at = {}
+    for name, p in model.named_parameters():
+        if only in name:
+            at[name] = p.detach().clone().requires_grad_()
 
     def logits() -> Tensor:
         return functional_call(model, at, (), words).logits[:, scored].flatten(0, 1)

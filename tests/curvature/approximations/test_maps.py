@@ -66,10 +66,9 @@ class Case:
 
             with hooked([self.module], shift):
                 shifted = self.network(x)
-            rows = [
-                torch.autograd.grad(one, shifts[0], retain_graph=True)[0]
-                for one in shifted.flatten()
-            ]
+            rows = []
+            for one in shifted.flatten():
+                rows.append(torch.autograd.grad(one, shifts[0], retain_graph=True)[0])
             J = torch.stack(rows).movedim(
                 -1 if isinstance(self.module, nn.Linear) else 2, -1
             )
@@ -161,18 +160,21 @@ def windows(module, given):
             padded.shape[2:], spans, module.stride, strict=True
         )
     ]
-    cuts = [
-        padded[
-            (
-                ...,
-                *(
-                    slice(at, at + span, d)
-                    for at, span, d in zip(place, spans, module.dilation, strict=True)
-                ),
-            )
-        ].flatten(1)
-        for place in product(*starts)
-    ]
+    cuts = []
+    for place in product(*starts):
+        cuts.append(
+            padded[
+                (
+                    ...,
+                    *(
+                        slice(at, at + span, d)
+                        for at, span, d in zip(
+                            place, spans, module.dilation, strict=True
+                        )
+                    ),
+                )
+            ].flatten(1)
+        )
     return torch.stack(cuts, dim=1)
 
 
@@ -238,10 +240,9 @@ class Read(nn.Module):
 
 def sequences(*sizes):
     """Sequences of another length in every batch, with a loss that is a sum of squares."""
-    batches = [
-        (draws(size, 2 + at, 3, seed=at), draws(size, CLASSES, seed=9))
-        for at, size in enumerate(sizes)
-    ]
+    batches = []
+    for at, size in enumerate(sizes):
+        batches.append((draws(size, 2 + at, 3, seed=at), draws(size, CLASSES, seed=9)))
     loss = nn.MSELoss(reduction="sum")
     return Case(drawn(Read()), "inner", batches, loss, loss, as_rows)
 
@@ -381,10 +382,9 @@ def test_padding_has_no_part_in_kfac(name):
         (WORDS[2:, :4], TAGS[2:, :4]),
     ]
     plain = hessfig.Problem(network, WORDS, TAGS, loss)
-    others = [
-        hessfig.Problem(network, batches, loss=loss)
-        for batches in (wide, more, cut, short)
-    ]
+    others = []
+    for batches in (wide, more, cut, short):
+        others.append(hessfig.Problem(network, batches, loss=loss))
     for block in ("key.weight", "value.weight", "inner.weight", "out.weight"):
         first = plain.approximation(name, block).dense()
         # A shift of all keys changes no attention.

@@ -209,8 +209,9 @@ def off_by_parameter(
         by_parameter(network, truth).values(),
         strict=True,
     )
-    return {
-        name: float((one - other).norm())
-        / max(float(other.norm()), share * other.numel() ** 0.5)
-        for (name, one), other in pairs
-    }
+    found = {}
+    for (name, one), other in pairs:
+        found[name] = float((one - other).norm()) / max(
+            float(other.norm()), share * other.numel() ** 0.5
+        )
+    return found

@@ -153,10 +153,9 @@ def test_starts_and_probes_are_those_of_float64():
 def test_only_long_vectors_of_other_networks_are_float32():
     own = toy_problem(ARCHITECTURES["pre"]).network
     other = nn.Linear(2, 2)
-    types = {
-        name: recurrence_like(one, torch.float32, LONG).dtype
-        for name, one in (("own", own), ("other", other))
-    }
+    types = {}
+    for name, one in (("own", own), ("other", other)):
+        types[name] = recurrence_like(one, torch.float32, LONG).dtype
     assert types == {"own": torch.float64, "other": torch.float32}
     assert recurrence_like(other, torch.float32, LONG - 1).dtype == torch.float64
     assert recurrence_like(other, torch.float64, LONG).dtype == torch.float64

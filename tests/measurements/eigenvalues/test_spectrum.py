@@ -48,11 +48,11 @@ def found(name, model, **settings):
 
 
 def by_place(measured, quantity):
-    return {
-        (row["layer"], row["col"], row["part"], row["index"]): row
-        for row in measured.rows
-        if row["quantity"] == quantity
-    }
+    found = {}
+    for row in measured.rows:
+        if row["quantity"] == quantity:
+            found[(row["layer"], row["col"], row["part"], row["index"])] = row
+    return found
 
 
 @pytest.mark.parametrize(
@@ -342,11 +342,10 @@ def test_the_key_bias_of_a_softmax_has_a_spectrum_of_rounding(quantity):
     variant = Variant("", config)
     variant.check()
     rows = compute_cell(Cell(variant, 1.0, 1234, quantity)).rows
-    eigenvalues = [
-        row["value"]
-        for row in rows
-        if row["quantity"].endswith(("eigenvalue", "quantile"))
-    ]
+    eigenvalues = []
+    for row in rows:
+        if row["quantity"].endswith(("eigenvalue", "quantile")):
+            eigenvalues.append(row["value"])
     assert eigenvalues
     assert max(map(abs, eigenvalues)) < 1e-15
 

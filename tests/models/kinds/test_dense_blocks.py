@@ -62,11 +62,10 @@ def test_blocks_are_those_of_dense_differentiation_and_zero_where_promised(name,
         warnings.simplefilter("error", RuntimeWarning)
         tape = LinearisedNetwork(problem, model) if has_tape else None
     for layer in range(1, model.n_layers + 1) if has_tape else OF_CNN:
-        weights = [
-            one
-            for one in matrices_of(model)
-            if problem.layout.members(layer if one.has_layer else 0, one)
-        ]
+        weights = []
+        for one in matrices_of(model):
+            if problem.layout.members(layer if one.has_layer else 0, one):
+                weights.append(one)
         oracle = dense_oracle(problem, layer, weights)
         for col in weights:
             columns = [ColumnOperator(problem, layer, col, weights)]

@@ -169,10 +169,9 @@ def test_the_command_and_the_python_interface_agree(home):
         quantities=["frobenius"],
     )
     (cell,) = Sweep([("", config)]).cells
-    rows = {
-        (r["layer"], r["row"], r["col"], r["part"]): r["value"]
-        for r in compute_cell(cell).rows
-    }
+    rows = {}
+    for r in compute_cell(cell).rows:
+        rows[(r["layer"], r["row"], r["col"], r["part"])] = r["value"]
     from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel.from_pretrained(

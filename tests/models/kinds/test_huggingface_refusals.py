@@ -148,9 +148,9 @@ def test_weights_of_another_architecture_are_named(home, tmp_path):
 def test_weights_without_the_base_models_name_are_the_same(home, tmp_path):
     bare = damaged(home, tmp_path / "bare")
     tensors = load_file(bare / "model.safetensors")
-    short = {
-        name.removeprefix("transformer."): tensor for name, tensor in tensors.items()
-    }
+    short = {}
+    for name, tensor in tensors.items():
+        short[name.removeprefix("transformer.")] = tensor
     save_file(short, bare / "model.safetensors", metadata={"format": "pt"})
     config = config_of(bare, home / "ids.npy")
     KIND.check(config)
@@ -449,10 +449,9 @@ def test_a_smaller_bound_makes_more_micro_batches(home):
         "vocabulary": 512,
     }
     task = {"path": None, "length": 64, "batch_size": 64}
-    found = [
-        KIND.about(settings(home, model=model, task=task, memory=m))
-        for m in ("100GB", "2GB", "1GB")
-    ]
+    found = []
+    for m in ("100GB", "2GB", "1GB"):
+        found.append(KIND.about(settings(home, model=model, task=task, memory=m)))
     assert found[0].startswith("64 sequences at once")
     assert "micro-batches" in found[1]
     assert "micro-batches" in found[2]

@@ -174,10 +174,9 @@ def test_a_factory_gets_seeds_that_generators_take_and_keeps_the_folder(folder):
         text + "    return make(int(numpy.random.default_rng(seed).integers(2**31)))\n"
     )
     where = Path.cwd()
-    inputs = [
-        draw(config("strict.py:strict"), None, seed).batch.inputs
-        for seed in (3, 2**32 + 3)
-    ]
+    inputs = []
+    for seed in (3, 2**32 + 3):
+        inputs.append(draw(config("strict.py:strict"), None, seed).batch.inputs)
     assert not inputs[0].equal(inputs[1])
     assert draw(config("strict.py:strict"), None, -3).layout.size(1, "W")
     assert Path.cwd() == where

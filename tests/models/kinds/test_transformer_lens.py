@@ -115,10 +115,9 @@ def state(settings):
     """Return random weights by HookedTransformer's names, with its buffers."""
     generator = torch.Generator().manual_seed(0)
     shapes = shapes_of(settings)
-    found = {
-        name: 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator)
-        for name, shape in shapes.items()
-    }
+    found = {}
+    for name, shape in shapes.items():
+        found[name] = 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator)
     return found | {
         "blocks.0.attn.mask": torch.ones(2, 2),
         "blocks.0.attn.IGNORE": torch.tensor(-1e5),

@@ -242,11 +242,10 @@ def test_heads_that_are_not_beside_each_other_are_not_named():
 def test_three_maps_are_named_where_w1_gates(kind):
     network = Network(attn=Attention, mlp=lambda: Maps(kind))
     layout = find_weights(network)
-    called = {
-        weight.name: weight.parameter.split(".")[-2]
-        for weight in layout.weights
-        if ".mlp." in weight.parameter
-    }
+    called = {}
+    for weight in layout.weights:
+        if ".mlp." in weight.parameter:
+            called[weight.name] = weight.parameter.split(".")[-2]
     assert called == {"W_gate": "w1", "W_out": "w2", "W_in": "w3"}
 
 
@@ -297,11 +296,10 @@ def test_experts_are_named_with_what_chooses_them():
 def test_keys_of_other_inputs_are_those_of_cross_attention_whatever_its_name():
     network = Decoder(self_attn=Attention, src_attn=Attention)
     layout = find_weights(network)
-    called = {
-        weight.name: weight.parameter
-        for weight in layout.weights
-        if weight.name.startswith("W_K")
-    }
+    called = {}
+    for weight in layout.weights:
+        if weight.name.startswith("W_K"):
+            called[weight.name] = weight.parameter
     assert called["W_K"] == "layers.0.self_attn.k"
     assert called["W_K.cross"] == "layers.0.src_attn.k"
 

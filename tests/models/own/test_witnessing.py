@@ -74,16 +74,17 @@ def problem(one):
 def state_of(one):
     """Return the bytes and objects of a network: parameters, buffers, attributes, modes and random numbers."""
     tensors = [*one.network.parameters(), *one.network.buffers()]
-    held = [
-        (
-            id(t),
-            t.detach().clone(),
-            t.requires_grad,
-            t.grad,
-            tuple(t._backward_hooks or ()),
+    held = []
+    for t in tensors:
+        held.append(
+            (
+                id(t),
+                t.detach().clone(),
+                t.requires_grad,
+                t.grad,
+                tuple(t._backward_hooks or ()),
+            )
         )
-        for t in tensors
-    ]
     flags = [
         (m.training, sorted(vars(m)), [id(v) for v in vars(m).values()])
         for m in one.network.modules()

@@ -59,12 +59,12 @@ def draw(config, seed=0):
 
 
 def values_of(cells):
-    return {
-        cell.quantity: [
+    found = {}
+    for cell in cells:
+        found[cell.quantity] = [
             (row["row"], row["part"], row["value"]) for row in compute_cell(cell).rows
         ]
-        for cell in cells
-    }
+    return found
 
 
 @pytest.mark.parametrize(
