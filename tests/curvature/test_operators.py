@@ -131,20 +131,6 @@ def single_sequences(objective):
     return [replace(objective, batch=Batch(x, y, batch.scored)) for x, y in pairs]
 
 
-@engines
-def test_products_do_not_depend_on_what_was_multiplied_before(engine):
-    model = ARCHITECTURES["softmax"]
-    column = engine(toy_problem(model), model, 1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
-    probes = rademacher(
-        column.dim, 5, generator=stream(0, "probes"), dtype=torch.float64
-    )
-    first = column.split_matmat(probes)
-    column.split_matmat(2 * probes[:, :3])
-    again = column.split_matmat(probes)
-    for key in first:
-        assert torch.equal(first[key], again[key])
-
-
 def test_xtrace_leaves_the_global_generator_alone_and_repeats_itself():
     model = ARCHITECTURES["softmax"]
     operator = ColumnOperator(

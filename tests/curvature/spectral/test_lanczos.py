@@ -34,21 +34,6 @@ def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it():
     assert_close(run.projection, truth, rtol=0, atol=1e-12)
 
 
-def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart():
-    operator = with_eigenvalues(SPREAD)
-    run = LanczosRun(start(80), 20)
-    for _ in range(3):
-        finished(operator, run)
-        ritz = run.ritz()
-        vectors = run.vectors(ritz.coefficients)
-        truth = (operator.matrix @ vectors - vectors * ritz.values).norm(dim=0)
-        assert_close(ritz.residuals, truth, rtol=1e-6, atol=1e-11)
-        run.restart([17, 18, 19])
-        kept = run.ritz()
-        assert_close(kept.values, ritz.values[17:], rtol=1e-10, atol=1e-12)
-        assert_close(kept.residuals, ritz.residuals[17:], rtol=1e-6, atol=1e-11)
-
-
 def test_all_runs_share_their_products_and_do_not_touch_each_other():
     operator = with_eigenvalues(SPREAD)
     calls = []
@@ -62,25 +47,6 @@ def test_all_runs_share_their_products_and_do_not_touch_each_other():
     assert calls == [3] * 12
     finished(operator, alone)
     assert_close(together[1].projection, alone.projection, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("values", "length"), [([0.0] * 9, 1), ([5.0] + [0.0] * 8, 2), ([3.0] * 9, 1)]
-)
-def test_an_invariant_subspace_ends_a_run_with_its_exact_values(values, length):
-    operator = with_eigenvalues(values)
-    run = LanczosRun(start(9), 9)
-    finished(operator, run)
-    assert run.length == length
-    assert run.vector is None
-    found = run.ritz()
-    assert_close(
-        found.values,
-        torch.tensor(sorted(set(values)), dtype=torch.float64),
-        rtol=0,
-        atol=1e-14,
-    )
-    assert not found.residuals.any()
 
 
 def test_with_fresh_vectors_a_run_spans_the_whole_space():
@@ -99,17 +65,6 @@ def test_with_fresh_vectors_a_run_spans_the_whole_space():
         rtol=0,
         atol=1e-13,
     )
-
-
-def test_a_start_of_zeros_breaks_nothing():
-    operator = with_eigenvalues([1.0, 2.0])
-    nothing = torch.zeros(2, dtype=torch.float64)
-    run = LanczosRun(nothing, 2)
-    finished(operator, run)
-    assert run.length == 0
-    going_on = LanczosRun(nothing, 2, fresh=stream(0, "fresh"))
-    finished(operator, going_on)
-    assert_close(going_on.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
 
 
 def test_locked_vectors_are_left_out():

@@ -120,29 +120,6 @@ def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it()
     )
 
 
-@pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
-def test_groups_and_norms_are_measured():
-    blocks = [
-        "attention",
-        "mlp",
-        "norms",
-        "biases",
-        "biases@0",
-        "embeddings",
-        "ln1_gain",
-        ["W_patch", "W_U"],
-    ]
-    found = compute_cell(Cell(Variant("", config(blocks=blocks)), 0.5, 1)).rows
-    assert {(row["row"], row["layer"]) for row in found} >= {
-        ("biases", 0),
-        ("biases", 1),
-        ("norms", 1),
-    }
-    for row in found:
-        assert np.isfinite(row["value"])
-        assert row["status"] == "ok"
-
-
 BAD = {
     "patch": (
         {"model": replace(VIT, patch=3)},
