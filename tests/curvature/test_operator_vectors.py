@@ -31,6 +31,10 @@ def problem(scale=1.0):
     )
 
 
+def close(found, truth, atol=1e-12):
+    assert_close(found, truth, rtol=0, atol=atol)
+
+
 @cache
 def matrices():
     made = {
@@ -52,11 +56,11 @@ def test_a_product_is_linear_to_autograd(name):
     x = drawn(dense.shape[1], 2).requires_grad_()
     g = drawn(dense.shape[0], 2, seed=1).requires_grad_()
     (there,) = torch.autograd.grad(operator @ x, x, g, create_graph=True)
-    assert_close(there, dense.T @ g, rtol=0, atol=1e-12)
+    close(there, dense.T @ g)
     (again,) = torch.autograd.grad(there, g, x)
-    assert_close(again, dense @ x, rtol=0, atol=1e-12)
+    close(again, dense @ x)
     (back,) = torch.autograd.grad(operator.rmatmat(g), g, x)
-    assert_close(back, dense @ x, rtol=0, atol=1e-12)
+    close(back, dense @ x)
 
 
 def test_parts_that_are_multiplied_together_have_their_gradients():
@@ -69,7 +73,7 @@ def test_parts_that_are_multiplied_together_have_their_gradients():
         problem().operator(("2.weight", "0.weight"), part).dense().T @ one
         for part, one in sent.items()
     )
-    assert_close(there, truth, rtol=0, atol=1e-12)
+    close(there, truth)
 
 
 def test_torch_func_sees_a_matrix():
@@ -77,20 +81,16 @@ def test_torch_func_sees_a_matrix():
         operator, dense = matrices()[name]
         many = drawn(3, dense.shape[1])
         along = drawn(dense.shape[1], seed=2)
-        assert_close(
-            vmap(lambda x, a=operator: a @ x)(many), many @ dense.T, rtol=0, atol=1e-12
-        )
-        assert_close(
-            jacrev(lambda x, a=operator: a @ x)(along), dense, rtol=0, atol=1e-12
-        )
+        close(vmap(lambda x, a=operator: a @ x)(many), many @ dense.T)
+        close(jacrev(lambda x, a=operator: a @ x)(along), dense)
         value, tangent = jvp(lambda x, a=operator: a @ x, (many[0],), (along,))
-        assert_close(tangent, dense @ along, rtol=0, atol=1e-12)
-        assert_close(value, dense @ many[0], rtol=0, atol=1e-12)
+        close(tangent, dense @ along)
+        close(value, dense @ many[0])
     square, dense = matrices()["square"]
     found = vmap(grad(lambda x: x @ (square @ x)))(drawn(3, 12))
-    assert_close(found, 2 * drawn(3, 12) @ dense, rtol=0, atol=1e-12)
+    close(found, 2 * drawn(3, 12) @ dense)
     twice = hessian(lambda x: x @ (square @ x))(drawn(12))
-    assert_close(twice, 2 * dense, rtol=0, atol=1e-12)
+    close(twice, 2 * dense)
 
 
 @pytest.mark.parametrize("name", ["square", "approximation"])
@@ -101,12 +101,12 @@ def test_a_solution_has_its_gradient_in_the_right_hand_side(name):
     g = drawn(12, seed=1)
     solution = operator.solve(b, damping=1.0, tolerance=1e-12)
     (there,) = torch.autograd.grad(solution.x, b, g)
-    assert_close(there, torch.linalg.solve(system, g), rtol=0, atol=1e-9)
+    close(there, torch.linalg.solve(system, g), 1e-09)
     assert not matrices()[name][0].solve(drawn(12), damping=1.0).x.requires_grad
     many = vmap(lambda side: operator.solve(side, damping=1.0, tolerance=1e-12).x)(
         drawn(3, 12)
     )
-    assert_close(many, torch.linalg.solve(system, drawn(3, 12).T).T, rtol=0, atol=1e-9)
+    close(many, torch.linalg.solve(system, drawn(3, 12).T).T, 1e-09)
 
 
 SMALL = (
@@ -129,10 +129,8 @@ def test_right_hand_sides_of_any_real_type_are_solved_for(name, dtype):
     truth = torch.linalg.solve(dense.double() + torch.eye(12, dtype=DOUBLE), b.double())
     found = operator.solve(b, damping=1.0)
     assert found.x.dtype == dense.dtype
-    assert_close(found.x.double(), truth, rtol=0, atol=1e-6)
-    assert_close(
-        (operator @ b).double(), dense.double() @ b.double(), rtol=0, atol=1e-6
-    )
+    close(found.x.double(), truth, 1e-06)
+    close((operator @ b).double(), dense.double() @ b.double(), 1e-06)
     if dtype != torch.bfloat16:
         array = operator.solve(b.numpy(), damping=1.0)
         np.testing.assert_allclose(array.x, truth, atol=1e-6)
@@ -153,12 +151,7 @@ def test_right_hand_sides_of_any_size_are_solved_for(name, size):
         dense + torch.eye(12, dtype=DOUBLE),
         torch.stack([drawn(12), drawn(12, seed=1)], dim=1),
     )
-    assert_close(
-        found.x[:, :2] / torch.tensor([1.0, size], dtype=DOUBLE),
-        truth,
-        rtol=0,
-        atol=1e-7,
-    )
+    close(found.x[:, :2] / torch.tensor([1.0, size], dtype=DOUBLE), truth, 1e-07)
     assert not found.x[:, 2].any()
     assert float(found.residual.max()) <= 1e-8
     assert float(found.residual[2]) == 0.0
@@ -173,7 +166,7 @@ def test_a_matrix_of_any_size_is_solved_with(scale):
     found = problem(scale).operator("0.weight").solve(drawn(12), damping=scale)
     truth = torch.linalg.solve(dense + torch.eye(12, dtype=DOUBLE), drawn(12))
     assert found.residual <= 1e-8
-    assert_close(found.x * scale, truth, rtol=0, atol=1e-7)
+    close(found.x * scale, truth, 1e-07)
 
 
 def test_no_column_gives_no_column():
@@ -192,7 +185,7 @@ def test_vectors_of_inference_mode_read_only_memory_and_other_layouts():
     operator, dense = matrices()["square"]
     with torch.inference_mode():
         inferred = drawn(12) + 0
-    assert_close(operator @ inferred, dense @ drawn(12), rtol=0, atol=1e-12)
+    close(operator @ inferred, dense @ drawn(12))
     assert_close(
         operator.solve(inferred, damping=1.0).x,
         operator.solve(drawn(12), damping=1.0).x,

@@ -137,6 +137,13 @@ def products(column: OwnColumn, vectors: Tensor, *parts: Part) -> dict[Part, Ten
     return {part: one for (_, part), one in made.items()}
 
 
+def check_close(found: Mapping[Any, Tensor], truth: Mapping[Any, Tensor]) -> None:
+    """Compare products with the true ones."""
+    for key, one in found.items():
+        size = float(truth[key].norm())
+        torch.testing.assert_close(one, truth[key], rtol=1e-9, atol=1e-12 * size)
+
+
 def by_parameter(network: nn.Module, entries: Tensor) -> dict[str, Tensor]:
     """Return the entries of a vector over all parameters, by parameter."""
     named = dict(network.named_parameters())

@@ -21,7 +21,12 @@ from hessfig.curvature.large.own_column import LargeNetwork, head_of
 from hessfig.errors import UserError
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
-from tests.curvature.large.large_networks import column_of, of_transformers, products
+from tests.curvature.large.large_networks import (
+    check_close,
+    column_of,
+    of_transformers,
+    products,
+)
 from tests.curvature.large.large_networks import problem_of as scored_problem
 from tests.daily import daily, thinned
 from tests.draws import draws, tanh_network
@@ -174,10 +179,7 @@ def test_micro_batches_have_the_products_of_the_whole(name):
     whole = ColumnOperator(make(None).objective("float64"), 0, "all", {ROW: (0, "all")})
     truth = {part: one for (_, part), one in whole.split_matmat(vectors, PARTS).items()}
     assert all(map(column.network.holds, PARTS))
-    for part, one in products(column, vectors, *PARTS).items():
-        assert_close(
-            one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
-        )
+    check_close(products(column, vectors, *PARTS), truth)
 
 
 class OverTheBatch(nn.Module):
