@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -259,8 +260,25 @@ def measure_cell(cell: Cell, store: CellStore, pipe: Listener | None = None) -> 
 
 
 def peak_memory() -> int:
+    """Return the most bytes that this process has held; on Linux, without pages of files (libraries), which are shared.
+
+    How many pages of PyTorch's libraries count as held depends on the machine, and
+    another worker adds none.
+    """
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    if sys.platform == "darwin":
+        return most
+    return 1024 * most - _bytes_of_files()
+
+
+def _bytes_of_files() -> int:
+    """Return the bytes of files that this process holds in memory now; 0 where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"RssFile:\s+(\d+) kB", status)
+    return 1024 * int(found[1]) if found else 0
 
 
 def brief(error: Exception) -> str:
