@@ -89,7 +89,6 @@ def test_a_quadratic_loss_leaves_rounding_alone():
     assert column.relative_error(col, Part.H_o) <= 1e-8
 
 
-@pytest.mark.long
 def test_a_kink_at_the_weights_is_that_of_double_backward():
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model)

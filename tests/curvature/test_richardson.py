@@ -1,9 +1,12 @@
 """Extrapolated differences of gradients whose derivatives are known, from good and bad first steps."""
 
+import threading
+
 import pytest
 import torch
 
 from hessfig.curvature.richardson import (
+    Differenced,
     Quotient,
     extrapolated,
     first_step,
@@ -138,6 +141,45 @@ def test_a_product_that_is_not_finite_is_not_hidden(number):
         unit=UNIT[torch.float64],
     )
     assert not bool(product[0].isfinite().any())
+
+
+def test_shards_take_the_steps_of_the_whole():
+    """Only `length` needs all shards; here two threads stand for two ranks."""
+    barrier = threading.Barrier(2)
+    sums = [0.0, 0.0]
+    results = dict[int, Differenced]()
+
+    def rank(number, gradient):
+        def of_all(tensors):
+            sums[number] = length(tensors) ** 2
+            barrier.wait(30)
+            total = sum(sums) ** 0.5
+            barrier.wait(30)
+            return total
+
+        shard = slice(20 * number, 20 * number + 20)
+        weights = [WEIGHTS[shard]]
+        vector = [VECTORS["few entries"][shard]]
+        results[number] = product_by_differences(
+            gradient, weights, vector, unit=UNIT[torch.float64], length=of_all
+        )
+
+    def cubes(at):
+        return [at[0] ** 3]
+
+    threads = [
+        threading.Thread(target=rank, args=(number, cubes)) for number in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 2
+    whole = product_by_differences(
+        cubes, [WEIGHTS], [VECTORS["few entries"]], unit=UNIT[torch.float64]
+    )
+    together = torch.cat([results[number].product[0] for number in range(2)])
+    assert length([together - whole.product[0]]) <= length(whole.deviation)
 
 
 def test_rounding_that_looks_like_truncation_does_not_end_the_search():

@@ -67,6 +67,17 @@ def test_with_fresh_vectors_a_run_spans_the_whole_space():
     )
 
 
+def test_a_start_of_zeros_breaks_nothing():
+    operator = with_eigenvalues([1.0, 2.0])
+    nothing = torch.zeros(2, dtype=torch.float64)
+    run = LanczosRun(nothing, 2)
+    finished(operator, run)
+    assert run.length == 0
+    going_on = LanczosRun(nothing, 2, fresh=stream(0, "fresh"))
+    finished(operator, going_on)
+    assert_close(going_on.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
+
+
 def test_locked_vectors_are_left_out():
     operator = Explicit(
         torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64))
