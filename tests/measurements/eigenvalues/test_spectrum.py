@@ -17,6 +17,7 @@ from hessfig.config.science import (
 )
 from hessfig.curvature import ColumnOperator, Square
 from hessfig.errors import UserError
+from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
@@ -307,6 +308,12 @@ def test_what_cannot_be_had_is_refused(name, settings, message):
         cell(name, **{"model": ARCHITECTURES["softmax"], **settings})
     assert caught.value.allowed
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["spectrum", "density", "largest_eigenvalue"])
+def test_costs_are_known_beforehand(name):
+    asked = cell(name, ARCHITECTURES["softmax"])
+    assert CATALOGUE[name].operations(asked.config, asked.variant.layout) > 0
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
