@@ -22,6 +22,7 @@ from hessfig.errors import UserError, plain, run_command
 Entry = dict[str, Any]
 Stored = Mapping[str, Any]
 Found = TypeVar("Found")
+Numbers = NDArray[np.float64]
 
 _NAMED: dict[str, Any] = {
     "variant": str,
@@ -269,15 +270,13 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     return hessians
 
 
-def histogram(
-    entries: NDArray[np.floating], edges: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def histogram(entries: NDArray[np.floating], edges: Numbers) -> Numbers:
     """Return the share of entries whose absolute value falls into each bin; zeros fall into no bin."""
     counts, _ = np.histogram(np.abs(entries), bins=edges)
     return counts / entries.size
 
 
-def log_bins(blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
+def log_bins(blocks: Sequence[NDArray[np.floating]]) -> Numbers:
     """Return logarithmic bin edges that hold all but the smallest 0.1 % of the nonzero entries.
 
     Raises UserError for a block without any.
@@ -353,7 +352,7 @@ class StoredLosses:
     sigma: float
     step: float
     seed: int
-    numbers: Mapping[str, NDArray[np.float64]]
+    numbers: Mapping[str, Numbers]
     names: Mapping[str, list[str]]
 
     @property
@@ -388,7 +387,7 @@ def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
 
 def _take_losses(
     quantity: str, stored: Stored
-) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
+) -> tuple[dict[str, Numbers], dict[str, list[str]]]:
     """Return numbers and names of one file. Raises ValueError for arrays of another form."""
     shapes = _ARRAYS[quantity].items()
     numbers = {name: _numbers(stored, name, shape) for name, shape in shapes}
@@ -402,7 +401,7 @@ def _take_losses(
     return numbers, names
 
 
-def _numbers(stored: Stored, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _numbers(stored: Stored, name: str, shape: tuple[int, ...]) -> Numbers:
     array = stored[name]
     fits = array.ndim == len(shape) and all(
         not want or have == want for have, want in zip(array.shape, shape, strict=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pandas import DataFrame, concat
 
 from hessfig.analysis.axis import (
@@ -130,7 +129,7 @@ def _of_seeds(
     )
 
 
-def _mean(values: NDArray[np.float64], average: str) -> NDArray[np.float64]:
+def _mean(values: np.ndarray, average: str) -> np.ndarray:
     """Return the mean of each seed over places; nan if a place is missing, or if a value has no logarithm."""
     if not values.shape[1]:
         return np.full(len(values), math.nan)
@@ -156,7 +155,7 @@ def _over_seeds(of_seeds: DataFrame, axis: Axis, average: str) -> DataFrame:
     return DataFrame(rows, columns=[*CURVE, *_WINDOW, *_FOUND])
 
 
-def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
+def _found(level: np.ndarray, average: str) -> dict[str, float]:
     interval = student_interval(np.log(level) if average == GEOMETRIC else level)
     ends = (interval.mean, interval.low, interval.high)
     mean, low, high = map(math.exp, ends) if average == GEOMETRIC else ends

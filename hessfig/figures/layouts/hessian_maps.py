@@ -12,7 +12,6 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 from pandas import DataFrame, concat
 
 from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
@@ -109,7 +108,7 @@ def draw_bars(
 
 
 def _legend(
-    hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: NDArray[Any]
+    hessian: StoredHessian, weight: str, shares: np.ndarray, edges: np.ndarray
 ) -> str:
     peak = float(np.sqrt(edges[:-1] * edges[1:])[shares.argmax()])
     zeros = 100 * float((hessian.block(weight) == 0).mean())
@@ -216,7 +215,7 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
 
 
-def log_entries(matrix: NDArray[Any]) -> NDArray[Any]:
+def log_entries(matrix: np.ndarray) -> np.ndarray:
     """Return log10(|matrix| + 1e-6), smoothed over 5 x 5 entries, with at most _PIXELS rows."""
     from scipy.ndimage import uniform_filter
 
@@ -226,9 +225,9 @@ def log_entries(matrix: NDArray[Any]) -> NDArray[Any]:
 
 def draw_heat_map(
     ax: Axes,
-    logs: NDArray[Any],
+    logs: np.ndarray,
     scale: Normalize,
-    borders: NDArray[Any],
+    borders: np.ndarray,
     names: Sequence[str],
 ) -> AxesImage:
     """Draw the `log_entries` of a matrix, with dashed lines between its parameters, which end at `borders`."""
@@ -250,7 +249,7 @@ def draw_heat_map(
     return image
 
 
-def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
+def _reduced(logs: np.ndarray) -> np.ndarray:
     """Average over squares of neighbours until a side has at most _PIXELS entries, the limit of print."""
     edges = np.arange(0, len(logs), -(-len(logs) // _PIXELS))
     widths = np.diff([*edges, len(logs)])

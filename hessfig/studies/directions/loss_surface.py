@@ -24,6 +24,7 @@ from hessfig.measurements.eigenvalues import extremes_of
 from hessfig.models.routes import Engines
 from hessfig.terms import Block, Group, Part
 
+Vector = Float[Tensor, " n"]
 _WHOLE = Block(0, Group.all.value, Group.all.value)
 
 
@@ -59,17 +60,17 @@ class Surface:
         """The number of weights."""
         return len(self.start)
 
-    def loss(self, w: Float[Tensor, " n"]) -> float:
+    def loss(self, w: Vector) -> float:
         """Return L(w)."""
         return float(loss_value(self.moved(w))) + self._problem.decay / 2 * float(w @ w)
 
-    def at(self, w: Float[Tensor, " n"]) -> LossPoint:
+    def at(self, w: Vector) -> LossPoint:
         """Return loss, gradient and products at w, by plain double backward."""
         return LossPoint(
             w, LossGradient(self.moved(w)), self._places, self._problem.decay
         )
 
-    def operator(self, w: Float[Tensor, " n"]) -> Square:
+    def operator(self, w: Vector) -> Square:
         """Return the Hessian at w as an operator, whose products take the route of these settings."""
         problem = replace(self.moved(w), network=copy.deepcopy(self._problem.network))
         engines = Engines(problem, self._model, self._products)
@@ -81,7 +82,7 @@ class Surface:
         """Return the outermost eigenvalue of the Hessian at the start, by Lanczos. Raises NotFinite."""
         return extremes_of(self.operator(self.start), end, settings, generator)
 
-    def hessian(self, w: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
+    def hessian(self, w: Vector) -> Float[Tensor, "n n"]:
         """Return the dense Hessian at w, symmetric where it is finite.
 
         Raises ArithmeticError when it is not symmetric up to rounding.
@@ -104,7 +105,7 @@ class Surface:
 class LossPoint:
     """The loss near one point w."""
 
-    w: Float[Tensor, " n"]
+    w: Vector
     slope: LossGradient
     places: Tensor
     decay: float
@@ -115,11 +116,11 @@ class LossPoint:
         return self.slope.loss + self.decay / 2 * float(self.w @ self.w)
 
     @property
-    def gradient(self) -> Float[Tensor, " n"]:
+    def gradient(self) -> Vector:
         """The gradient of L at w."""
         return self._of(self.slope.flat) + self.decay * self.w
 
-    def product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def product(self, vector: Vector) -> Vector:
         """Return H(w) v."""
         whole = torch.zeros_like(self.slope.flat)
         whole[self.places.to(whole.device)] = vector.to(whole)

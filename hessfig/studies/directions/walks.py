@@ -5,7 +5,6 @@ from collections import defaultdict
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.optimize import root
 from torch import Tensor
@@ -17,8 +16,6 @@ from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.measurements.quantity import Measured, Request, exact, state_rows
 from hessfig.studies.directions.loss_surface import ExpansionRule, Surface
 from hessfig.terms import Group
-
-Vector = Float[Tensor, " n"]
 
 
 def descent(objective: Objective, request: Request) -> Measured:

@@ -28,6 +28,7 @@ from hessfig.measurements.quantity import (
 )
 from hessfig.models.blocks import matrices_of
 from hessfig.studies.removal import brain_surgeon
+from hessfig.studies.removal.brain_surgeon import Vector
 from hessfig.studies.removal.row_names import PRUNED_BY, Surrogate
 from hessfig.terms import Approximation, Block, Matrix, Part
 from hessfig.weights import Weight
@@ -54,7 +55,7 @@ class PerturbedBlock:
             {name: one.detach() for name, one in objective.network.named_parameters()}
         )
 
-    def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
+    def flat(self, by_parameter: dict[str, Tensor]) -> Vector:
         """Return the block's entries of tensors with the shapes of the parameters."""
         return entries_of(by_parameter, self.side)
 
@@ -100,11 +101,11 @@ class PerturbedBlock:
         return torch.empty(0)
 
     @property
-    def slope(self) -> Float[Tensor, " dim"]:
+    def slope(self) -> Vector:
         """The gradient of the loss with respect to the block's weights."""
         return self.flat(LossGradient(self.problem).gradient).double().cpu()
 
-    def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
+    def _loss(self, step: Vector) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}
         terms = []
         for start, scalar in self._suffix.terms(Part.H):
@@ -172,7 +173,7 @@ class PerturbedBlock:
         return {name: matrix for name, matrix in matrices.items() if name in names}
 
     def of_maps(
-        self, name: Approximation, elsewhere: Float[Tensor, " dim"]
+        self, name: Approximation, elsewhere: Vector
     ) -> Float[Tensor, "dim dim"]:
         """Return the approximation of every linear map's block, with the diagonal `elsewhere` for all other weights."""
         matrix = elsewhere.diag()
@@ -230,7 +231,7 @@ def pruning(objective: Objective, request: Request) -> Measured:
 class _Saliency:
     """A saliency of single weights and of groups, and the weights after removing each share in its order."""
 
-    single: Float[Tensor, " dim"]
+    single: Vector
     path: Float[Tensor, "shares dim"]
     inverse: Tensor | None = None
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -354,9 +355,7 @@ class _Pruned:
         return state_row(name, self._request, correlation, block=self.subject.block)
 
 
-def zeroed_each(
-    groups: Groups, weights: Float[Tensor, " dim"]
-) -> Float[Tensor, "k dim"]:
+def zeroed_each(groups: Groups, weights: Vector) -> Float[Tensor, "k dim"]:
     """Return one row per group: the weights with the entries of the group at zero."""
     points = weights.repeat(len(groups), 1)
     for row, group in zip(points, groups, strict=True):
@@ -364,26 +363,26 @@ def zeroed_each(
     return points
 
 
-def correlated(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Estimate:
+def correlated(one: Vector, other: Vector) -> Estimate:
     """Return Spearman's rank correlation with its standard error, converted from that of Fisher's z."""
     correlation, count = spearman(one, other), len(one)
     error = (1 - correlation**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
     return Estimate(correlation, error, 0, EXACT)
 
 
-def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
+def spearman(one: Vector, other: Vector) -> float:
     """Return Spearman's rank correlation, with mean ranks for ties; nan if one of the two is constant."""
     if len(one) > 1:
         return float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1])
     return nan
 
 
-def _flushed(values: Float[Tensor, " n"], least: float) -> Float[Tensor, " n"]:
+def _flushed(values: Vector, least: float) -> Vector:
     """Return the values with 0 in place of those smaller than `least` in absolute value."""
     return torch.where(values.abs() < least, 0.0, values)
 
 
-def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+def _ranks(values: Vector) -> Vector:
     _, places, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts - 1) / 2).double()[places]
 
