@@ -27,7 +27,7 @@ from hessfig.figures.parts.lettering import (
     width_of,
 )
 from hessfig.figures.parts.page import Paper
-from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
+from hessfig.figures.parts.ticks import height_in, name_two_ticks, part_ticks, width_in
 
 _LINE = 0.125  # height of a line of the note in inches
 # Inches from the page's edge to the note, and from a panel to the middle of its y
@@ -101,18 +101,6 @@ def in_sheets(
     pieces = in_rows(items, most)
     for number, piece in enumerate(pieces, start=1):
         yield piece, f"_{name}{number}" * (len(pieces) > 1)
-
-
-def width_in(ax: Axes) -> float:
-    """Return the width of a panel in inches."""
-    figure: Any = ax.figure
-    return float(ax.get_position().width * figure.get_figwidth())
-
-
-def height_in(ax: Axes) -> float:
-    """Return the height of a panel in inches."""
-    figure: Any = ax.figure
-    return float(ax.get_position().height * figure.get_figheight())
 
 
 def label_side(ax: Axes, words: str) -> None:

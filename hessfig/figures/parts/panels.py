@@ -19,13 +19,14 @@ from hessfig.figures.parts.colours import GUIDE, ink, lightness
 from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import MeasuredCurves
-from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.figures.parts.rows import counted
 from hessfig.figures.parts.ticks import (
     SUPERSCRIPTS,
     between_decades,
+    height_in,
     part_ticks,
     set_decades,
+    width_in,
 )
 from hessfig.predictions.growth_rates import Prediction
 
@@ -261,7 +262,7 @@ def make_room(ax: Axes, curves: DataFrame, words: str, at: str) -> None:
     """Move the end of the y axis so that words in the left corner `at` ('upper', 'lower') touch no curve or guide."""
     end = 0.03 + width_of(words) / width_in(ax)
     lines = 1 + words.count("\n")
-    high = 0.04 + 2 * _BELOW + lines * _SPACING * TINY / 72 / _inches_high(ax)
+    high = 0.04 + 2 * _BELOW + lines * _SPACING * TINY / 72 / height_in(ax)
     drawn = curves[positive(curves)].sort_values(X)
     left, right = np.log10(ax.get_xlim())
     x, y = np.log10(drawn[X]), np.log10(drawn["mean"])
@@ -370,13 +371,13 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
     upwards = np.argsort(heights.round(_DIGITS_OF_HEIGHT), kind="stable")
     ends = [ends[place] for place in upwards]
     steps = _LINE * np.arange(len(ends))
-    free = heights[upwards] * _inches_high(ax) - steps
+    free = heights[upwards] * height_in(ax) - steps
     raised = np.maximum.accumulate(free)
     lowered = np.minimum.accumulate(free[::-1])[::-1]
     for height, (_, words, colour) in zip(
         (raised + lowered) / 2 + steps, ends, strict=True
     ):
-        place = (1.0, height / _inches_high(ax))
+        place = (1.0, height / height_in(ax))
         ax.annotate(
             words,
             place,
@@ -388,12 +389,6 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
             fontsize=TINY,
             color=ink(colour),
         )
-
-
-def _inches_high(ax: Axes) -> float:
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return float(ax.get_position().height * figure.get_figheight())
 
 
 def in_tens(value: float) -> str:

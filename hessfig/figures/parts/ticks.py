@@ -30,6 +30,18 @@ _CLOSE = 1e-9
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+def width_in(ax: Axes) -> float:
+    """Return the width of a panel in inches."""
+    figure: Any = ax.figure
+    return float(ax.get_position().width * figure.get_figwidth())
+
+
+def height_in(ax: Axes) -> float:
+    """Return the height of a panel in inches."""
+    figure: Any = ax.figure
+    return float(ax.get_position().height * figure.get_figheight())
+
+
 def set_x_scale(ax: Axes, places: Series) -> bool:
     """Make the x axis logarithmic if the places span a wide range (linear below the first positive one if one is 0).
 
@@ -82,9 +94,7 @@ def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:
     spanned = drawn[-1] - drawn[0]
     if len(drawn) > 1 and np.diff(drawn).min() < _NARROW * spanned:
         return None
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    inches = ax.get_position().width * figure.get_figwidth() / (spanned or 1.0)
+    inches = width_in(ax) / (spanned or 1.0)
     for chosen in (slice(None), slice(None, None, 2)):
         gap = np.diff(drawn[chosen]).min(initial=np.inf) * inches
         if gap >= _LETTER * (1 + max(len(f"{place:g}") for place in places[chosen])):
