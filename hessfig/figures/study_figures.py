@@ -10,6 +10,7 @@ from pandas import DataFrame, Series, concat, read_csv
 from hessfig.errors import UserError
 from hessfig.figures.parts import (
     APART,
+    DASHED,
     GUIDE,
     OWN_Y,
     TINY,
@@ -117,7 +118,7 @@ def draw_looseness(
         curve = table[table[key] == name]
         band = curve["sigma"], curve["q25"], curve["q75"]
         draw_mean(ax, curve["sigma"], curve["median"], band, colour=colour, label=label)
-    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8)
+    ax.axhline(1, **DASHED)
     ax.set(xscale="log", yscale="log", xlabel=r"token scale $\sigma$")
     ax.minorticks_off()
 

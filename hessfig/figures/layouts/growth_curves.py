@@ -34,6 +34,7 @@ from hessfig.figures.parts import (
     rows_of,
     say,
     seeds_words,
+    shaded,
     shades,
     symbol,
     unit_label,
@@ -206,7 +207,7 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         say(ax, panels.why_empty(measured))
         return
     layers = measured.layers()
-    for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
+    for shade, layer in shaded(colour, layers):
         curve = measured.of(layer=layer)
         words = layer_words(curve, layer) if len(layers) > 1 else ""
         panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label=words)
@@ -266,7 +267,7 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         return
     panels.mark_one(ax, measured.axis)
     layers = measured.layers()
-    for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
+    for shade, layer in shaded(colour, layers):
         curve = measured.of(layer=layer)
         panels.draw_curve(ax, curve.curves, curve.table, colour=shade)
         _draw_guide(ax, curve)
@@ -341,7 +342,7 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         say(ax, panels.why_empty(measured))
         return
     depths = sorted(measured.curves["num_layers"].unique())
-    for shade, depth in zip(shades(colour, len(depths)), depths, strict=True):
+    for shade, depth in shaded(colour, depths):
         of_depth = measured.of(num_layers=depth)
         layers = of_depth.layers()
         for rank, layer in enumerate(layers):

@@ -24,6 +24,7 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
 from hessfig.figures.parts import (
+    DASHES,
     GUIDE,
     OWN_Y,
     TINY,
@@ -48,7 +49,7 @@ from hessfig.figures.parts import (
     say,
     set_decades,
     set_x_scale,
-    shades,
+    shaded,
     slope_and_half,
     where,
     why_no_line,
@@ -62,7 +63,7 @@ _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 _COLOUR = "#4575b4"
 _LINE = 0.125  # height in inches of a line of the legend
 _MOST = 0.6  # largest share of a panel for the legend
-_STROKES: Sequence[Any] = ((0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+
 _STRAIGHT = (
     0.9  # smallest share of the variance that a line explains if a slope is written
 )
@@ -202,8 +203,8 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> DataF
         _draw_null(ax, laws, block, null, rank)
     several = list(curves["variant"].unique())
     for part, here in curves.groupby("part", sort=False):
-        tones = shades(_colour(block, str(part), curves), len(several))
-        for tone, variant in zip(tones, several, strict=True):
+        colour = _colour(block, str(part), curves)
+        for tone, variant in shaded(colour, several):
             curve = where(here, variant=variant)
             slope = where(slopes, part=part, variant=variant).iloc[0]
             names = [labels.variant_words(variant)]
@@ -284,7 +285,7 @@ def _draw_null(
             line["mean"],
             label="_" if first else label,
             color=GUIDE,
-            linestyle=_STROKES[rank % 3],
+            linestyle=DASHES[1 + rank % 3],
             linewidth=1.2,
             zorder=5,
         )

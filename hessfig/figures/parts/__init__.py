@@ -2,15 +2,19 @@
 
 # ruff: noqa: F401
 from hessfig.figures.parts.colours import (
+    DASHED,
+    DOTTED,
     GUIDE,
     TONES,
     matrix_colour,
     matrix_mark,
     part_colour,
+    shaded,
     shades,
     tone,
 )
 from hessfig.figures.parts.encoding import (
+    DASHES,
     WEIGHT,
     Encoding,
     ordered,

@@ -1,6 +1,7 @@
 """Colours of weights, of parts of the Hessian, and of all other lines."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from matplotlib.colors import to_rgb
 
@@ -39,6 +40,15 @@ _OTHER = "#b5794a"
 TONES = ("#0072B2", "#E69F00", "#56B4E9", "#000000", "#8c6d1f", "#003f5c", "#8b1a1a")
 _LIGHTEST = 0.55  # of words; white is 1
 GUIDE = "#808080"
+# Lines at a value to compare with, and at half or at one.
+DASHED: dict[str, Any] = {"color": GUIDE, "linestyle": "--", "linewidth": 0.8}
+DOTTED: dict[str, Any] = {
+    "color": "#333333",
+    "linestyle": (0, (1, 2)),
+    "linewidth": 0.6,
+    "zorder": 1,
+}
+T = TypeVar("T")
 PUBLISHED = "#222222"
 
 
@@ -67,6 +77,11 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
     if count == 1:
         return [to_rgb(colour)]
     return [_shade(colour, 0.6 - 1.05 * index / (count - 1)) for index in range(count)]
+
+
+def shaded(colour: str, items: Sequence[T]) -> list[tuple[Any, T]]:
+    """Return each item with its shade of a colour, from light to dark."""
+    return list(zip(shades(colour, len(items)), items, strict=True))
 
 
 def ink(colour: Any) -> tuple[float, float, float]:

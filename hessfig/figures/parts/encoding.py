@@ -44,7 +44,7 @@ from hessfig.terms import Matrix
 COLUMNS = ("layer", "num_layers", "part", "index")
 WEIGHT = "weight"  # all diagonal blocks in one panel, one colour per block
 VARIANT = "variant"  # whole variants, which may differ in several settings at once
-MOST_DASHES = 4
+MOSTDASHES = 4
 PLAIN = "plain"  # the variant that changes no setting
 
 
@@ -71,7 +71,7 @@ def seen(spec: FigureSpec, curves: DataFrame) -> tuple[str, str]:
     if dashes:
         return colour, dashes
     for name in free:
-        if name != colour and len(values_of(curves, name).unique()) <= MOST_DASHES:
+        if name != colour and len(values_of(curves, name).unique()) <= MOSTDASHES:
             return colour, name
     return colour, ""
 
@@ -135,7 +135,7 @@ def _varying(curves: DataFrame) -> list[str]:
     ]
 
 
-_DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _NAMED = 8  # largest number of values that a legend names
 _NEUTRAL = "#555555"
 # Blues and browns last: neighbours differ most.
@@ -190,7 +190,7 @@ class Encoding:
     def strokes(self, page: DataFrame) -> dict[Any, Any]:
         """Return the dashes of each value."""
         values = ordered(values_of(page, self.dashes))
-        return {value: _DASHES[rank % MOST_DASHES] for rank, value in enumerate(values)}
+        return {value: DASHES[rank % MOSTDASHES] for rank, value in enumerate(values)}
 
     def marks(self, page: DataFrame) -> dict[Any, Any]:
         """Return the marker of each value of the dashes, or of the colours where there are no dashes."""

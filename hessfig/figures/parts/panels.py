@@ -15,7 +15,7 @@ from pandas import DataFrame, Series
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, window_of, within
-from hessfig.figures.parts.colours import GUIDE, ink, lightness
+from hessfig.figures.parts.colours import DOTTED, GUIDE, ink, lightness
 from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import MeasuredCurves
@@ -279,7 +279,7 @@ def make_room(ax: Axes, curves: DataFrame, words: str, at: str) -> None:
 def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
     """Mark sigma = 1, the end of the practical range, by a dotted vertical line. Other axes are left unchanged."""
     if axis.is_sigma:
-        ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
+        ax.axvline(1.0, **DOTTED)
 
 
 def corner(

@@ -105,11 +105,16 @@ def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:
 def set_decades(ax: Axes, which: str) -> None:
     """Make an axis (and those that share it) logarithmic, with ticks at powers of ten."""
     ax.set(**{f"{which}scale": "log"})
-    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
-        axis = getattr(sibling, f"{which}axis")
+    for axis in _sharing(ax, which):
         axis.set_major_locator(Decades())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def _sharing(ax: Axes, which: str) -> list[Any]:
+    """Return the axis `which` of a panel and of those that share it."""
+    panels = getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax)
+    return [getattr(panel, f"{which}axis") for panel in panels]
 
 
 class Decades(LogLocator):
@@ -128,13 +133,11 @@ class Decades(LogLocator):
 
 def between_decades(ax: Axes, which: str) -> None:
     """Put ticks between powers of ten on an axis (and those that share it), at equal steps on the shortest ranges."""
-    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
-        axis = getattr(sibling, f"{which}axis")
+    for axis in _sharing(ax, which):
         low, high = np.log10(np.sort(axis.get_view_interval()))
+        digits = [1.0, 2.0, 5.0]
         if high - low < _SHORT:
-            digits: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
-        else:
-            digits = (1.0, 2.0, 5.0)
+            digits = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0]
         if high - low < _SHORTEST:
             axis.set_major_locator(MaxNLocator(4))
         else:

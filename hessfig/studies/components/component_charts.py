@@ -15,6 +15,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts import (
     APART,
     BLOCK_KEY,
+    DASHED,
     GUIDE,
     ONE_SCALE,
     BlockKey,
@@ -34,6 +35,7 @@ from hessfig.figures.parts import (
     rows_of,
     say,
     set_decades,
+    shaded,
     shades,
     tone,
     where,
@@ -112,9 +114,7 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
     note = f"{about}; bars: 95% interval (Student's t).{measured.setting}"
     sheet = Sheet.grid(measured.paper, [["ratio"]], note, style)
     ax, points = sheet.first, _ratio_points(numbers)
-    for rank, (sigma, colour) in enumerate(
-        zip(sigmas, shades(tone(0), len(sigmas)), strict=True)
-    ):
+    for rank, (colour, sigma) in enumerate(shaded(tone(0), sigmas)):
         here = points[points[X] == sigma]
         ends = here[["low", "high"]].sub(here["mean"], axis=0)
         reach = np.abs(ends).T.fillna(0).to_numpy()
@@ -129,7 +129,7 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
             label=f"σ = {sigma:g}",
         )
     _stripe(ax, len(variants))
-    ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=1)
+    ax.axvline(1, **DASHED, zorder=1)
     set_decades(ax, "x")
     ax.set_yticks(range(len(variants)), names)
     ax.set_ylim(len(variants) - 0.4, -0.6)
@@ -365,7 +365,7 @@ def _draw_gaps(ax: Axes, run: RecordedRun) -> DataFrame:
             place, interval.mean, interval.reach, fmt="o", markersize=3, color=tone(0)
         )
         rows.append({"line": "gap", "place": float(centring or 0), **interval.found})
-    ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8)
+    ax.axhline(0, **DASHED)
     _name_places(ax, [f"{row['place']:g}" for row in rows])
     return DataFrame(rows)
 
@@ -435,7 +435,7 @@ def _draw_losses(ax: Axes, log_losses: Series, table: DataFrame) -> DataFrame:
     bigrams = per_seed.rows_of(table, "bigram_loss")["value"].tolist()
     if bigrams:
         bigram = bigrams[0]
-        ax.axhline(bigram, color=GUIDE, linestyle="--", linewidth=0.8)
+        ax.axhline(bigram, **DASHED)
         ax.text(
             2.75,
             0.998 * bigram,

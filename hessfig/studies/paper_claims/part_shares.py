@@ -13,6 +13,7 @@ from hessfig.analysis.axis import Axis, X, as_numbers, varied_setting
 from hessfig.analysis.curves import functional_shares, score_shares
 from hessfig.errors import UserError
 from hessfig.figures.parts import (
+    DOTTED,
     ONE_SCALE,
     FigureSpec,
     MeasuredCurves,
@@ -31,6 +32,7 @@ from hessfig.figures.parts import (
     read_numbers,
     say,
     set_x_scale,
+    shaded,
     shades,
     where,
 )
@@ -174,7 +176,7 @@ def _draw_shares(
     _, values = varied_setting(variants)
     numbers = as_numbers(values)
     ax.set_ylim(-0.03, 1.03)
-    ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
+    ax.axhline(0.5, **DOTTED)
     if shares.empty or (shares["mean"] == 0).all():
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
         places, variants = [], []
@@ -205,9 +207,7 @@ def _by_place(
     shares: DataFrame, axis: Axis, places: list[float], settings: Mapping[str, float]
 ) -> Iterator[_Line]:
     """Yield a line per place on the axis against the setting of each variant, darker for later places."""
-    for rank, (tone, at) in enumerate(
-        zip(shades("#555555", len(places)), places, strict=True)
-    ):
+    for rank, (tone, at) in enumerate(shaded("#555555", places)):
         here = shares[np.isclose(shares[X], at)]
         words = f"{axis.symbol} = {at:{'.2g' if axis.is_sigma else 'g'}}"
         yield (
@@ -226,9 +226,7 @@ def _by_variant(
     if len(rows) == 1:
         weight = f"{labels.weight_words(rows[0])}, "
         colour = matrix_colour(rows[0])
-    for rank, (tone, variant) in enumerate(
-        zip(shades(colour, len(variants)), variants, strict=True)
-    ):
+    for rank, (tone, variant) in enumerate(shaded(colour, variants)):
         words = f"{weight}{labels.variant_words(variant)}"
         yield (
             words,
@@ -329,7 +327,7 @@ def _draw_score_shares(ax: Axes, shares: DataFrame, axis: Axis) -> None:
         ax.fill_between(
             group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0
         )
-    ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
+    ax.axhline(0.5, **DOTTED)
     ax.set(xlabel=labels.plain(name) if numbers else axis.symbol, ylim=(-0.03, 1.03))
     places = sorted(numbers or shares[X].unique())
     name_values(ax, [f"{place:g}" for place in places], places)

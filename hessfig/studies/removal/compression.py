@@ -77,6 +77,17 @@ class PerturbedBlock:
         """The pieces with two axes, which excludes biases and gains."""
         return [piece for piece in self.pieces if len(piece[1]) == 2]
 
+    @property
+    def places(self) -> Tensor:
+        """The positions of the entries of all matrices in the block's vector."""
+        return torch.cat([places for _, _, places in self.matrices])
+
+    def grids(self, bits: int) -> brain_surgeon.RowGrids:
+        """Return the levels of the rows of all matrices."""
+        weights = self.weights.double().cpu()
+        matrices = [weights[places].view(shape) for _, shape, places in self.matrices]
+        return brain_surgeon.RowGrids(matrices, bits)
+
     def losses(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
         """Return the loss at each of the points: values of the block's weights, with all other weights unchanged."""
         chunk = max(1, min(AT_ONCE, BYTES // self._suffix.bytes_per_probe))
@@ -461,16 +472,13 @@ def _predicted(
 ) -> dict[tuple[str, int], float]:
     """Return the rise and its predictions by name and bits."""
     weights = subject.weights.double().cpu()
-    places = torch.cat([one for _, _, one in subject.matrices])
+    places = subject.places
     surrogates = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
     hessian, fisher = (surrogates[name][places[:, None], places] for name in surrogates)
     slope = subject.slope[places]
     numbers = dict[tuple[str, int], float]()
     for bits in request.at.config.compression.bits:
-        grid = brain_surgeon.RowGrids(
-            [weights[one].view(shape) for _, shape, one in subject.matrices], bits
-        )
-        step = grid(weights[places]) - weights[places]
+        step = subject.grids(bits)(weights[places]) - weights[places]
         moved = _placed(weights, places, (weights[places] + step)[None])
         mean, bent = float(step.square().mean()), float(step @ hessian @ step) / 2
         values = {
@@ -502,11 +510,10 @@ def _rounded(
 
 def _of_block(subject: PerturbedBlock, request: Request) -> Iterator[Row]:
     weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
-    places = torch.cat([one for _, _, one in subject.matrices])
+    places = subject.places
     square = (places[:, None], places)
     damping = request.at.config.compression.damping
-    matrices = [weights[one].view(shape) for _, shape, one in subject.matrices]
-    grids = [brain_surgeon.RowGrids(matrices, count) for count in bits]
+    grids = [subject.grids(count) for count in bits]
     rounded = {"nearest": [grid(weights[places]) for grid in grids]}
     for surrogate, matrix in subject.surrogates(list(Surrogate)).items():
         inverse = brain_surgeon.damped_inverse(matrix[square], damping)

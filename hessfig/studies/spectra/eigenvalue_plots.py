@@ -82,6 +82,16 @@ class Panel:
             return float(self.exact.eigenvalues[0]), float(self.exact.eigenvalues[-1])
         return span(self.densities[0])
 
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the kernel."""
+        return self.kernel.deviation(*self.range)
+
+    @property
+    def grid(self) -> np.ndarray:
+        """The places at which curves are drawn."""
+        return grid_over(*self.range, self.deviation)
+
 
 def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> DataFrame:
     """Draw the eigenvalues against the share below: the mean over seeds, with thin lines or a band for the seeds."""
@@ -133,8 +143,7 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> DataFrame:
 
     Return the numbers, with the density after half of the Lanczos steps.
     """
-    deviation = panel.kernel.deviation(*panel.range)
-    grid = grid_over(*panel.range, deviation)
+    deviation, grid = panel.deviation, panel.grid
     numbers = DataFrame()
     peak = [0.0]
     set_decades(ax, "y")
@@ -148,7 +157,7 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> DataFrame:
         _draw_banded(ax, banded, 0.0, colour)
         numbers = _with_band(numbers, banded)
         peak.append(banded.mean.max())
-    _set_density_scale(ax, max(peak), panel, deviation)
+    _set_density_scale(ax, max(peak), panel)
     return numbers
 
 
@@ -157,8 +166,7 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> DataFrame:
     if not panel.densities:
         say(ax, "(no density)")
         return DataFrame()
-    deviation = panel.kernel.deviation(*panel.range)
-    grid = grid_over(*panel.range, deviation)
+    deviation, grid = panel.deviation, panel.grid
     banded = cumulative(panel.densities[0], grid, deviation)
     truth = banded.mean
     if panel.exact is not None:
@@ -211,10 +219,10 @@ def _with_band(numbers: DataFrame, banded: Banded) -> DataFrame:
     return DataFrame({"eigenvalue": banded.grid, **band})
 
 
-def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
+def _set_density_scale(ax: Axes, peak: float, panel: Panel) -> None:
     """Set the lower limit of the y axis to a tenth of the density of a single eigenvalue."""
     dim = (panel.spectra[0] if panel.spectra else panel.densities[0]).place.dim
-    single = 1 / (dim * deviation * np.sqrt(2 * np.pi))
+    single = 1 / (dim * panel.deviation * np.sqrt(2 * np.pi))
     set_decades(ax, "y")
     ax.set_ylim(single / 10, 3 * max(peak, single))
 

@@ -39,7 +39,7 @@ from hessfig.figures.parts import (
     seed_means,
     set_decades,
     set_x_scale,
-    shades,
+    shaded,
     tone,
     wanted_quantities,
     where,
@@ -242,7 +242,7 @@ def _draw_ends(ax: Axes, here: DataFrame, floor: float) -> DataFrame:
     ax.yaxis.set_minor_locator(NullLocator())
     shown = []
     percents = sorted(_quantiles(here)["index"].unique())
-    for percent, colour in zip(percents, shades(_QUANTILE, len(percents)), strict=True):
+    for colour, percent in shaded(_QUANTILE, percents):
         points = draw_means(
             ax, _quantile(here, percent), *_CURVE, colour=colour, label=f"{percent}%"
         )

@@ -17,7 +17,7 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, scale, variant_titles
 from hessfig.figures.parts import (
     BY_COLUMN,
-    GUIDE,
+    DASHED,
     TINY,
     FigureSpec,
     Page,
@@ -87,7 +87,7 @@ def _ratios(rows: DataFrame) -> DataFrame:
 
 
 def _draw_survival_panel(ax: Axes, ratios: DataFrame) -> DataFrame:
-    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    ax.axhline(1, **DASHED, zorder=0)
     if ratios.empty:
         say(ax, "(no ratio)")
     drawn = [DataFrame()]
@@ -174,7 +174,7 @@ def _values(table: DataFrame, name: str) -> DataFrame:
 
 
 def _mark(ax: Axes, end: Interval | None) -> None:
-    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    ax.axhline(1, **DASHED, zorder=0)
     if end is not None:
         half = (end.high - end.low) / 2
         form = ".3f" if end.mean < 100 else ".3g"

@@ -14,7 +14,7 @@ from hessfig.analysis.training_runs import Race, against_plain, race
 from hessfig.figures.layouts.courses import how
 from hessfig.figures.parts import (
     APART,
-    GUIDE,
+    DASHED,
     TINY,
     TONES,
     FigureSpec,
@@ -160,7 +160,7 @@ def _draw_ratios(
                 elinewidth=0.8,
             )
     if reference:
-        ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+        ax.axvline(1, **DASHED, zorder=0)
     ax.set_ylim(-0.6, len(results[0]) - 0.4)
     ax.set_xlabel(f"loss / loss of {_named(reference)}" if reference else "loss")
     dark = "#333333"
