@@ -187,9 +187,9 @@ def _judged(pairs: DataFrame) -> DataFrame:
         "",
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(a == b, 0.0, np.abs(a - b) / np.abs(b))
-        errors = np.where(
-            a == b, 0.0, np.abs(a - b) / np.hypot(pairs["error"], pairs["error_other"])
-        )
+        gap = np.abs(a - b)
+        both = np.hypot(pairs["error"], pairs["error_other"])
+        relative = np.where(a == b, 0.0, gap / np.abs(b))
+        errors = np.where(a == b, 0.0, gap / both)
     relative = np.where(left_out == "", relative, np.nan)
     return pairs.assign(left_out=left_out, relative=relative, errors=errors)

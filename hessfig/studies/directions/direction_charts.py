@@ -196,17 +196,19 @@ def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
 
 
 def _along_ray(state: StoredLosses, k: int) -> DataFrame:
-    return DataFrame(
-        {
-            "step": state.step,
-            "sigma": state.sigma,
-            "seed": state.seed,
-            "direction": state.names["rays"][k],
-            "distance": state.numbers["distances"][k],
-            "loss": state.numbers["losses"][k],
-            "expansion": state.numbers["expansions"][k],
-        }
+    return _of_state(
+        state,
+        direction=state.names["rays"][k],
+        distance=state.numbers["distances"][k],
+        loss=state.numbers["losses"][k],
+        expansion=state.numbers["expansions"][k],
     )
+
+
+def _of_state(state: StoredLosses, **columns: Any) -> DataFrame:
+    """Return numbers with the step, sigma and seed of their state before them."""
+    place = {"step": state.step, "sigma": state.sigma, "seed": state.seed}
+    return DataFrame({**place, **columns})
 
 
 def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
@@ -271,16 +273,12 @@ def _plane(ax: Axes, state: StoredLosses) -> DataFrame:
     ax.plot(*state.numbers["plane_edge"], ".", color=_OTHER, markersize=3.5)
     ax.plot(0, 0, "o", color="black", markersize=3)
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
-    places = {"first": np.tile(x, len(y)), "second": np.repeat(y, len(x))}
-    numbers = {"loss": losses.ravel(), "expansion": expansions.ravel()}
-    return DataFrame(
-        {
-            "step": state.step,
-            "sigma": state.sigma,
-            "seed": state.seed,
-            **places,
-            **numbers,
-        }
+    return _of_state(
+        state,
+        first=np.tile(x, len(y)),
+        second=np.repeat(y, len(x)),
+        loss=losses.ravel(),
+        expansion=expansions.ravel(),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -150,19 +150,21 @@ def _top(objective: Objective, count: int, request: Request) -> Extremes:
 def _measured(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
     """Yield the mean of v at both points of every pair."""
     for shift in map(samples.shaped, points.T):
-        ends = [
-            samples.losses(samples.moved(shift, sign * spread)).double()
-            for sign in (1, -1)
-        ]
-        yield sum(float(end.var()) for end in ends) / 2
+        yield _mean_variance(
+            samples.losses(samples.moved(shift, sign * spread)) for sign in (1, -1)
+        )
 
 
 def _expanded(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
     """Yield the mean of v of the second-order expansions at both points of every pair."""
     for expanded in (samples.along(samples.shaped(point)) for point in points.T):
         middle = expanded.losses.double() + spread**2 / 2 * expanded.curvatures.double()
-        ends = [middle + sign * spread * expanded.slopes.double() for sign in (1, -1)]
-        yield sum(float(end.var()) for end in ends) / 2
+        slopes = spread * expanded.slopes.double()
+        yield _mean_variance([middle + slopes, middle - slopes])
+
+
+def _mean_variance(ends: Iterable[Tensor]) -> float:
+    return sum(float(end.double().var()) for end in ends) / 2
 
 
 def _mean(values: Iterator[float]) -> Estimate:
