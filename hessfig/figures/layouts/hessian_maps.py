@@ -193,7 +193,6 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
             note,
             _STYLE.replace(height=[side, 1.1]),
         )
-
         pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
         for row, column, ax in sheet:
             if row == 0:
@@ -211,7 +210,6 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
             bar = colour_bar(sheet.panels[heat_maps[-1]], image)
             bar.locator = MaxNLocator(integer=True)
             bar.set_label(r"$\log_{10}$ of the size of an entry")
-
         yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
 
 

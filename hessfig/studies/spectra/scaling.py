@@ -9,7 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from pandas import DataFrame, concat
 
-from hessfig.analysis.axis import X, along, check_places, varied_key, with_settings
+from hessfig.analysis.axis import (
+    Axis,
+    X,
+    along,
+    check_places,
+    varied_key,
+    with_settings,
+)
 from hessfig.analysis.curves import of_quantity
 from hessfig.errors import UserError
 from hessfig.figures.parts import (
@@ -187,43 +194,7 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for part_suffix, of_part in by_part(table):
         for layer, page in of_part.groupby("layer"):
             suffix = part_suffix + f"_layer{layer}" * bool(layer)
-            rows = counted(page)
-            networks, floor = networks_of(rows), _floor(rows)
-            first = f"{axis.symbol} = {rows[X].min():g}"
-            spread = labels.spread_words(rows["seed"].nunique())
-            about = labels.part_words(page["part"].iloc[0])
-            note = (
-                f"{about}: mean over {labels.seeds_words(page)}, {spread}. Below: seed by seed, relative to {first},"
-                " with the 95% interval of the mean (grey: within a tenth of a decade of it)."
-                f"{labels.made_words(page, axis)}"
-            )
-            names = [
-                [f"{network}:{kind}" for network in panel_names(networks)]
-                for kind in ("eigenvalue", "ratio")
-            ]
-            sheet = Sheet.grid(
-                spec.paper,
-                names,
-                note,
-                BY_COLUMN.replace(left=0.62, down=0.16, height=1.5),
-            )
-            numbers = []
-            for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
-                here = of_network(rows, networks[column])
-                if row == 0:
-                    numbers.append(_draw_ends(ax, here, floor))
-                else:
-                    numbers.append(_draw_changes(ax, outstanding(here)))
-            set_x_scale(sheet.axes[-1], rows[X])
-            titles = [
-                labels.variant_words(variant) or "network" for variant, _ in networks
-            ]
-            sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
-            for ax in sheet.row(0)[-1:]:
-                ax.legend(loc="best", ncols=2)
-            yield sheet.page(
-                suffix, as_written(concat(numbers, ignore_index=True), axis)
-            )
+            yield _draw_stretch(page, axis, spec, suffix)
 
 
 def outstanding(table: DataFrame) -> DataFrame:
@@ -235,6 +206,39 @@ def outstanding(table: DataFrame) -> DataFrame:
     )
     width = (high - low).where(high > low)
     return (outer / width).dropna().rename("value").reset_index()
+
+
+def _draw_stretch(page: DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
+    rows = counted(page)
+    networks, floor = networks_of(rows), _floor(rows)
+    first = f"{axis.symbol} = {rows[X].min():g}"
+    spread = labels.spread_words(rows["seed"].nunique())
+    about = labels.part_words(page["part"].iloc[0])
+    note = (
+        f"{about}: mean over {labels.seeds_words(page)}, {spread}. Below: seed by seed, relative to {first},"
+        " with the 95% interval of the mean (grey: within a tenth of a decade of it)."
+        f"{labels.made_words(page, axis)}"
+    )
+    names = [
+        [f"{network}:{kind}" for network in panel_names(networks)]
+        for kind in ("eigenvalue", "ratio")
+    ]
+    sheet = Sheet.grid(
+        spec.paper, names, note, BY_COLUMN.replace(left=0.62, down=0.16, height=1.5)
+    )
+    numbers = []
+    for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
+        here = of_network(rows, networks[column])
+        if row == 0:
+            numbers.append(_draw_ends(ax, here, floor))
+        else:
+            numbers.append(_draw_changes(ax, outstanding(here)))
+    set_x_scale(sheet.axes[-1], rows[X])
+    titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
+    sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
+    for ax in sheet.row(0)[-1:]:
+        ax.legend(loc="best", ncols=2)
+    return sheet.page(suffix, as_written(concat(numbers, ignore_index=True), axis))
 
 
 def _draw_ends(ax: Axes, here: DataFrame, floor: float) -> DataFrame:
