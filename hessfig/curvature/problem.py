@@ -33,6 +33,20 @@ class Layered(Protocol):
         """Return the outputs at the scored positions, given the activations after `depth` layers."""
 
 
+def real_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the floating-point parameters of a network, each under its first name."""
+    named = network.named_parameters()
+    return {name: one for name, one in named if one.is_floating_point()}
+
+
+def named_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers of a network, each under all of its names."""
+    return {
+        **dict(network.named_parameters(remove_duplicate=False)),
+        **dict(network.named_buffers(remove_duplicate=False)),
+    }
+
+
 def is_built_in(network: nn.Module) -> bool:
     """Whether this package draws the weights of the network; others are stored or are a user's own."""
     return isinstance(network, Layered)

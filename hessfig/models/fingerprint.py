@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -10,18 +10,12 @@ import torch
 from torch import Tensor
 
 from hessfig.curvature.batched import is_small
-from hessfig.curvature.double_backward import (
-    differentiable_twice,
-    gradients,
-    inner,
-    of_second_order,
-)
-from hessfig.curvature.problem import Objective, Scalar, Suffix
+from hessfig.curvature.problem import Objective, real_parameters
+from hessfig.curvature.witness import Derivatives, derivatives, terms_of
 from hessfig.errors import plain
 from hessfig.models.identity import tensor_bytes
 from hessfig.models.protocol import ONCE
 from hessfig.rng import one_thread, stream
-from hessfig.terms import Part
 
 _STEP = (
     1e-2  # step to a nearby point, relative to the root mean square of each parameter
@@ -81,22 +75,26 @@ def _none(why: str, error: Exception | None = None) -> Fingerprint:
 
 def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
     digest = hashlib.sha256()
-    with (
-        one_thread() if is_small(objective.network) else nullcontext(),
-        torch.enable_grad(),
-        differentiable_twice(),
-    ):
-        suffix = Suffix(objective, None)
+    with one_thread() if is_small(objective.network) else nullcontext():
         own = {
-            f"network.{name}": p.detach()
-            for name, p in objective.network.named_parameters()
-            if p.is_floating_point()
+            name: one.detach()
+            for name, one in real_parameters(objective.network).items()
         }
-        vector = {name: _signs(key, name, p) for name, p in own.items()}
+        vector = {name: _signs(key, name, one) for name, one in own.items()}
         for at in _far(key, own, vector) if is_far else _beside(own, vector):
-            for number in _numbers(suffix, at, list(vector.values()), order):
+            found = derivatives(terms_of(objective, at), at, [vector], order)
+            for number in _numbers(found):
                 digest.update(tensor_bytes(number))
     return digest.hexdigest()
+
+
+def _numbers(found: Derivatives) -> Iterator[Tensor]:
+    """Yield the loss, its gradient and H v. Raises the exception for which there is no H v."""
+    if found.failure:
+        raise found.failure
+    yield found.value
+    for by_name in (found.slopes, *found.products):
+        yield from by_name.values()
 
 
 def _beside(
@@ -113,7 +111,9 @@ def _far(
     key: str, own: dict[str, Tensor], vector: dict[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
     draws = {
-        name: torch.randn(p.shape, generator=stream(0, "far", key, name)).to(p)
+        name: torch.randn(
+            p.shape, generator=stream(0, "far", key, f"network.{name}")
+        ).to(p)
         for name, p in own.items()
     }
     for step in _AWAY:
@@ -124,44 +124,12 @@ def _far(
         }
 
 
-def _numbers(
-    suffix: Suffix, at: dict[str, Tensor], vector: Sequence[Tensor], order: int
-) -> list[Tensor]:
-    """Return the loss, its gradient and H v at a point, summed over batches with one graph at a time."""
-    total: list[Tensor] = []
-    for start, scalar in suffix.terms(Part.H):
-        piece = _of_batch(suffix, start, scalar, at, vector, order)
-        if total:
-            total = [summed + more for summed, more in zip(total, piece, strict=True)]
-        else:
-            total = piece
-    return total
-
-
-def _of_batch(
-    suffix: Suffix,
-    start: Tensor,
-    scalar: Scalar,
-    at: dict[str, Tensor],
-    vector: Sequence[Tensor],
-    order: int,
-) -> list[Tensor]:
-    leaves = list(at.values())
-    value = scalar(suffix.at(at, start))
-    slopes = gradients(value, leaves, create_graph=order > 1) if order else []
-    if order > 1:
-        product = gradients(inner(of_second_order(slopes), vector), leaves)
-    else:
-        product = []
-    return [one.detach() for one in (value, *slopes, *product)]
-
-
 def _signs(key: str, name: str, like: Tensor) -> Tensor:
     bits = torch.randint(
         0,
         2,
         like.shape,
-        generator=stream(0, "fingerprint", key, name),
+        generator=stream(0, "fingerprint", key, f"network.{name}"),
         dtype=torch.int8,
     )
     return (2 * bits - 1).to(like)

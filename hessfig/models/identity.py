@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Objective, named_tensors
 
 # Lent to it.
 LIBRARIES = {
@@ -91,37 +91,16 @@ def identities(network: nn.Module, **things: Any) -> dict[str, str]:
         for path, module in network.named_modules()
     }
     known = {id(module): path for path, module in modules.items()}
-    known |= {
-        id(held): name
-        for name, held in network.named_parameters(remove_duplicate=False)
-    }
-    known |= {
-        id(held): name for name, held in network.named_buffers(remove_duplicate=False)
-    }
-    known |= {id(held): name for name, held in _run_in_place(network)}
+    for one in (network, getattr(network, "run_in_place", None)):
+        if one is not None:
+            known |= {id(held): name for name, held in named_tensors(one).items()}
     parts = {
         path: _short(known, module, itself=True) for path, module in modules.items()
     }
-    buffers = {
-        f"buffer {name}": held
-        for name, held in network.named_buffers(remove_duplicate=False)
-    }
-    parts |= {
-        name: hashlib.sha256(tensor_bytes(held)).hexdigest()[:16]
-        for name, held in buffers.items()
-    }
+    for name, held in network.named_buffers(remove_duplicate=False):
+        content = hashlib.sha256(tensor_bytes(held)).hexdigest()
+        parts[f"buffer {name}"] = content[:16]
     return parts | {name: _short(known, thing) for name, thing in things.items()}
-
-
-def _run_in_place(network: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the tensors of a network that another one runs in place, with tensors of its own."""
-    inside = getattr(network, "run_in_place", None)
-    if inside is None:
-        return []
-    return [
-        *inside.named_parameters(remove_duplicate=False),
-        *inside.named_buffers(remove_duplicate=False),
-    ]
 
 
 def _short(known: Mapping[int, str], thing: Any, *, itself: bool = False) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessfig.curvature.losses import IGNORED
+from hessfig.curvature.problem import real_parameters
 from hessfig.errors import UserError
 from hessfig.models.own.any_batch import Shell
 from hessfig.models.own.batches import is_plain
@@ -29,11 +30,7 @@ def wrapped(bridge: Any) -> nn.Module:
     model = copied(bridge.original_model, "the network").eval()
     for module in model.modules():
         _set_free(module)
-    parameters = {
-        path: parameter
-        for path, parameter in model.named_parameters()
-        if parameter.is_floating_point()
-    }
+    parameters = real_parameters(model)
     trained = {path: parameter.requires_grad for path, parameter in parameters.items()}
     with torch.enable_grad():
         for parameter in parameters.values():

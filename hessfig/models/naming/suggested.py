@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from hessfig.curvature.problem import real_parameters
 from hessfig.terms import Matrix
 
 WRAPPED = "_original_component."  # path between a module of a TransformerBridge and the original module
@@ -158,11 +159,8 @@ class Places:
         )
         self.type = str(getattr(self.config, "model_type", ""))
         self.width = first(self.config, WIDTHS)
-        named = [
-            (path, tuple(p.shape))
-            for path, p in network.named_parameters()
-            if p.is_floating_point()
-        ]
+        parameters = real_parameters(network)
+        named = [(path, tuple(one.shape)) for path, one in parameters.items()]
         self._lists = _nested_lists([path for path, _ in named])
         placed = [self._placed(path, shape) for path, shape in named]
         # Of each layer's matrices.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.curvature.dispatch import Dispatch
+from hessfig.curvature.problem import real_parameters
 from hessfig.errors import plain
 from hessfig.models.naming.suggested import WIDTHS, first, is_cross
 
@@ -183,11 +184,10 @@ class NetworkTrial:
 
     def __init__(self, network: nn.Module, inputs: Any = None) -> None:
         self.network, self.problem = network, ""
-        named = network.named_parameters()
         self.parameters = {
             path: one.data
-            for path, one in named
-            if one.is_floating_point() and one.numel()
+            for path, one in real_parameters(network).items()
+            if one.numel()
         }
         self.uses: list[Use] = []
         self.outputs: list[Tensor] = []

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.gradients import Evaluated
-from hessfig.curvature.problem import evaluating
+from hessfig.curvature.problem import evaluating, real_parameters
 from hessfig.curvature.rounding import SINGLES
 from hessfig.curvature.samples import samples_interact
 from hessfig.curvature.witness import peak, size_of_terms, step_of
@@ -53,10 +53,7 @@ class Given:
     def first(self, count: int) -> Given:
         """Return the first samples, along the likeliest axes; targets may have several rows for each sample."""
         axes = tuple(_axes_of(tensor, self.size)[0] for _, tensor in self.tensors)
-        device = next(
-            (tensor.device for _, tensor in self.tensors), torch.device("cpu")
-        )
-        few = self.rows(torch.arange(count, device=device), axes)
+        few = self.rows(torch.arange(count, device=self.device), axes)
         if isinstance(self.targets, Tensor) and self.targets.ndim:
             rows = len(self.targets) // self.size
         else:
@@ -87,6 +84,11 @@ class Given:
             for name, one in [*named, ("targets", self.targets)]
             if isinstance(one, Tensor)
         ]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+        return next((one.device for _, one in self.tensors), torch.device("cpu"))
 
     def __str__(self) -> str:
         named = (f"{name}: {shape_of(thing)}" for name, thing in self.words.items())
@@ -168,11 +170,7 @@ class Rows(Shell):
         that length. They are compared one step away from the weights, where terms that
         cancel at the weights do not. Raises UserError where no choice fits.
         """
-        parameters = {
-            name: one.detach()
-            for name, one in self.named_parameters()
-            if one.is_floating_point()
-        }
+        parameters = {name: one.detach() for name, one in real_parameters(self).items()}
         beside = {
             name: parameters[name] + step for name, step in step_of(parameters).items()
         }
@@ -187,9 +185,7 @@ class Rows(Shell):
         """Return the network for the first samples of the first batch, along the likeliest axes, and its inputs."""
         given = self.given[0].first(count)
         network = Rows(self._inside[0], [given], self._read)
-        return network, network.inputs[0].to(
-            next((one.device for _, one in given.tensors), torch.device("cpu"))
-        )
+        return network, network.inputs[0].to(given.device)
 
     def _outputs(self, one: Given) -> Tensor:
         own = one.mapped(torch.clone)  # a network may change what it is given

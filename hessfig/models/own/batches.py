@@ -59,7 +59,13 @@ def keep_batches(
             batches.append((copied or copy_batch)(batch))
             size += _bytes(batches[-1])
             if len(batches) > MOST_BATCHES or size > most:
-                raise _too_many(what, len(batches), size, most)
+                raise UserError(
+                    f"{what}: the batches do not end, or do not fit into memory",
+                    got=f"{len(batches)} batches of {size / 2**30:.2g} GiB, and there are more",
+                    allowed=f"at most {MOST_BATCHES} batches, and {most / 2**30:.2g} GiB (a quarter of the memory), "
+                    "read once",
+                    remedy="list(itertools.islice(loader, 20)) in place of loader: its first 20 batches",
+                )
     return batches
 
 
@@ -107,15 +113,6 @@ def copy_batch(batch: Any) -> Any:
 
 def _bytes(batch: Any) -> int:
     return sum(one.nbytes for one in tree_leaves(batch) if isinstance(one, Tensor))
-
-
-def _too_many(what: str, count: int, size: int, most: int) -> UserError:
-    return UserError(
-        f"{what}: the batches do not end, or do not fit into memory",
-        got=f"{count} batches of {size / 2**30:.2g} GiB, and there are more",
-        allowed=f"at most {MOST_BATCHES} batches, and {most / 2**30:.2g} GiB (a quarter of the memory), read once",
-        remedy="list(itertools.islice(loader, 20)) in place of loader: its first 20 batches",
-    )
 
 
 def is_plain(inputs: Any, targets: Any) -> bool:

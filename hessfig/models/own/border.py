@@ -25,8 +25,25 @@ from hessfig.rng import kept_draws
 from hessfig.weights import Layout
 
 
+class OfNetwork:
+    """What a request asks of its network, in either form."""
+
+    network: nn.Module
+    weights: Any
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.network.parameters()).device
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether only parameters that require gradients are measured."""
+        return isinstance(self.weights, str) and self.weights == TRAINABLE
+
+
 @dataclass(frozen=True)
-class Asked:
+class Asked(OfNetwork):
     """The request of a user: a network, its batches, the loss and the names of weights, as they were given.
 
     `memory` are the bytes that products may take, if the user bounds them.
@@ -41,11 +58,6 @@ class Asked:
     memory: float | None = None
 
     @property
-    def device(self) -> torch.device:
-        """The device of the network."""
-        return next(self.network.parameters()).device
-
-    @property
     def is_plain(self) -> bool:
         """Whether the network takes one tensor and the loss takes its output, so that it is called without labels."""
         return self.outputs is None and is_plain(self.inputs, self.targets)
@@ -54,11 +66,6 @@ class Asked:
     def meant_loss(self) -> Any:
         """The loss: cross-entropy by default, unless the network is asked for its own loss."""
         return "cross_entropy" if self.loss is None and self.is_plain else self.loss
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether only parameters that require gradients are measured."""
-        return isinstance(self.weights, str) and self.weights == TRAINABLE
 
 
 def open_request(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hessfig.config.machine import bytes_of
 from hessfig.curvature.double_backward import no_derivative
 from hessfig.curvature.losses import Inside
-from hessfig.curvature.problem import Batch, Objective, Witness
+from hessfig.curvature.problem import Batch, Objective, Witness, real_parameters
 from hessfig.curvature.rounding import LOSS
 from hessfig.curvature.witness import (
     DIFFERENCES,
@@ -29,7 +29,7 @@ from hessfig.curvature.witness import (
     terms_of,
 )
 from hessfig.errors import UserError, first_few
-from hessfig.models.own.border import by_role
+from hessfig.models.own.border import OfNetwork, by_role
 from hessfig.models.own.copies import only_trainable
 from hessfig.models.own.in_place import InPlace, held_by
 from hessfig.models.own.opaque import Image, cast_to, mapped, opaque_batches, twin
@@ -41,9 +41,14 @@ from hessfig.models.own.own_checks import (
     words_of,
 )
 from hessfig.models.own.own_network import Built
-from hessfig.models.own.preserved import methods_of, preserved, reached_by
+from hessfig.models.own.preserved import (
+    methods_of,
+    preserved,
+    reached_by,
+    requiring_gradients,
+)
 from hessfig.models.own.run_checks import CUT
-from hessfig.models.own.weight_names import FOUND, TRAINABLE, named_layout
+from hessfig.models.own.weight_names import FOUND, named_layout
 from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import NO_STATES, drawing_from, global_states
 
@@ -52,7 +57,7 @@ WAY = "compute_loss itself, in place"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(OfNetwork):
     """The request of a user: L(w) = sum_b w_b f(network, b) / sum_b w_b, with the function f = compute_loss.
 
     With `compute_outputs` g, f takes the outputs: f(g(network, b), b), and H = H_o +
@@ -66,11 +71,6 @@ class Asked:
     batch_weights: Any = None
     weights: Any = None
     memory: float | None = None
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether only parameters that require gradients are measured."""
-        return isinstance(self.weights, str) and self.weights == TRAINABLE
 
 
 def open_function(
@@ -138,6 +138,9 @@ class Computed(InPlace):
         The type of parameters, batches and whatever else of the network's type the
         function reaches.
     """
+
+    # Whether the value is a sum over samples: of a batch of any type, these are not known.
+    is_sum = False
 
     def __init__(
         self,
@@ -269,15 +272,12 @@ class Computed(InPlace):
 
     def _check_parameters(self) -> None:
         """Raise UserError if the function changed the parameters that it was given."""
-        mine, theirs = (
-            dict(one.named_parameters()) for one in (self, self.run_in_place)
-        )
-        image = cast_to(self._like)
-        changed = [
-            name
-            for name, one in mine.items()
-            if not _is_equal(one, image(theirs[name]))
-        ]
+        theirs, image = real_parameters(self.run_in_place), cast_to(self._like)
+        changed = []
+        for name, one in real_parameters(self).items():
+            now, before = one.detach().nan_to_num(), image(theirs[name]).nan_to_num()
+            if not torch.equal(now, before):
+                changed.append(name)
         if changed:
             raise UserError(
                 "compute_loss changes parameters of the network, so that it is not a function of these",
@@ -291,11 +291,6 @@ class Computed(InPlace):
     def draws(self) -> bool:
         """Whether the function draws from global generators."""
         return bool(self._drawn)
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether the value is a sum over samples: of a batch of any type, these are not known."""
-        return False
 
     def by_sample(self) -> nn.Module:
         """Raise UserError: the samples of a batch of any type are not known."""
@@ -394,22 +389,13 @@ class OfOutputs(nn.Module):
         parameters besides these.
         """
         computed = self._computed[0]
-        leaves = [
-            outputs.detach().requires_grad_(),
-            *(p for p in computed.parameters() if p.is_floating_point()),
-        ]
-        flags = [one.requires_grad for one in leaves]
+        leaves = [outputs.detach(), *real_parameters(computed).values()]
+        slopes: Sequence[Tensor | None] = [None]
         try:
-            for one in leaves:
-                one.requires_grad_()
-            with torch.enable_grad():
+            with requiring_gradients(leaves), torch.enable_grad():
                 value = self(leaves[0], torch.tensor([number]))
                 if value.requires_grad:
-                    slopes: Sequence[Tensor | None] = torch.autograd.grad(
-                        value, leaves, allow_unused=True
-                    )
-                else:
-                    slopes = [None]
+                    slopes = torch.autograd.grad(value, leaves, allow_unused=True)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -418,9 +404,6 @@ class OfOutputs(nn.Module):
             raise _raised(
                 self._functions[0], use, error, batch, outputs.dtype
             ) from error
-        finally:
-            for one, flag in zip(leaves, flags, strict=True):
-                one.requires_grad_(flag)
         self._check_slopes(value, slopes)
         return value.detach()
 
@@ -475,9 +458,7 @@ class Computing:
     def gradient(self, real: torch.dtype) -> Derivatives:
         """Return value and gradient at the present weights, batches and states of generators."""
         problem = self._first_run(real)[0]
-        leaves = leaves_of(
-            problem, [name for name, one in _real_parameters(problem.network)]
-        )
+        leaves = leaves_of(problem, real_parameters(problem.network))
         return derivatives(terms_of(problem, leaves), leaves, (), 1)
 
     def _first_run(self, real: torch.dtype) -> tuple[Objective, Computed, list[Tensor]]:
@@ -512,14 +493,6 @@ class Computing:
         """Whether a problem is the user's function: always, since it runs the function itself."""
         del built, order
         return True
-
-
-def _real_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [
-        (name, one)
-        for name, one in network.named_parameters()
-        if one.is_floating_point()
-    ]
 
 
 def number_of(numbers: Tensor, batches: Sequence[Any]) -> int:
@@ -639,7 +612,8 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
     (witness.refusal_by_values). Raises UserError if the function changes from its first
     `value`, has no gradient, or does not depend on parameters.
     """
-    named = {name: one.detach() for name, one in _real_parameters(problem.network)}
+    parameters = real_parameters(problem.network)
+    named = {name: one.detach() for name, one in parameters.items()}
     leaves, directions = leaves_of(problem, named), Directions.of(named)
     vectors = directions.like(leaves)
     try:
@@ -667,12 +641,6 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
     if refusal is None:
         refusal = refusal_by_values(problem, here, vectors[0])
     return refusal, size
-
-
-def _is_equal(first: Tensor, other: Tensor) -> bool:
-    if first.is_floating_point():
-        return torch.equal(first.detach().nan_to_num(), other.nan_to_num())
-    return True
 
 
 def _complex_of(real: torch.dtype) -> torch.dtype:

@@ -60,7 +60,7 @@ class Checking:
         function = asked.loss if isinstance(asked, Asked) else asked.compute_loss
         # A copy may call modules of the original.
         kept = preserved(asked.network, function, numbers=False)
-        with differentiating(), kept, made_on(_device(asked)):
+        with differentiating(), kept, made_on(asked.device):
             built = checks.measured(getattr(torch, request.dtype))
         self._checks = checks if isinstance(checks, Witnessing) else None
         self._shares, self._witness = built.shares, built.problem.witness
@@ -98,9 +98,9 @@ class Compared:
         """Return value and gradient of the user's own function, as it is now; an OwnFunction preserves what it runs."""
         if self.whole is None:
             return self._of_function(request)
-        with differentiating(), kept_draws(), made_on(_device(self.whole.asked)):
+        with differentiating(), kept_draws(), made_on(self.whole.asked.device):
             if self.few is None:
-                return Sizes.of(self.whole.gradient(self.shares), self.size)
+                return Sizes.of(self.whole.derivatives(self.shares, 1), self.size)
             # a gradient of all samples may take more memory than is allowed
             values, here = self.whole.values_and_gradient(self.few)
             return Sizes.of(here, self.size, values)
@@ -109,10 +109,9 @@ class Compared:
         with request.preserved():
             asked = request.opened()
             assert isinstance(asked, AskedFunction)
-            with differentiating(), made_on(_device(asked)):
-                return Sizes.of(
-                    Computing(asked).gradient(getattr(torch, request.dtype)), self.size
-                )
+            with differentiating(), made_on(asked.device):
+                here = Computing(asked).gradient(getattr(torch, request.dtype))
+                return Sizes.of(here, self.size)
 
 
 class KeptChecks:
@@ -240,10 +239,6 @@ class Sizes:
             bool(((mine - theirs).abs() <= self.digits * sizes).all())
             for mine, theirs, sizes in pairs
         )
-
-
-def _device(asked: Asked | AskedFunction) -> torch.device:
-    return next(asked.network.parameters()).device
 
 
 def _settings() -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -13,12 +13,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hessfig.curvature.double_backward import differentiable_twice, differing
+from hessfig.curvature.problem import real_parameters
 from hessfig.curvature.witness import AGREE, Derivatives, Directions, derivatives
 from hessfig.models.own.any_batch import Given
 from hessfig.models.own.border import Asked
 from hessfig.models.own.own_checks import differentiable
 from hessfig.models.own.own_loss import ForeignCall, Reading
 from hessfig.models.own.preserved import laid_out, preserved, requiring_gradients
+
+Shares = Mapping[int, float]  # the weights of batches, by number
 
 
 class OwnFunction:
@@ -34,14 +37,9 @@ class OwnFunction:
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The parameters that are measured, by name."""
-        named = [
-            (name, one)
-            for name, one in self.network.named_parameters()
-            if one.is_floating_point()
-        ]
         return {
             name: one
-            for name, one in named
+            for name, one in real_parameters(self.network).items()
             if one.requires_grad or not self.asked.is_trainable
         }
 
@@ -88,7 +86,7 @@ class OwnFunction:
     def values_and_gradient(self, few: OwnFunction) -> tuple[list[float], Derivatives]:
         """Return the loss of every batch, and value and gradient of `few`: this function of its first samples."""
         with self._kept(), torch.enable_grad():
-            return self._values(), few._derivatives({0: 1.0}, (), 1)
+            return self._values(), few._derivatives({0: 1.0}, 1)
 
     def _values(self) -> list[float]:
         return [
@@ -96,38 +94,30 @@ class OwnFunction:
             for batch in range(len(self.call.given))
         ]
 
-    def derivatives(self, shares: Mapping[int, float], order: int) -> Derivatives:
-        """Return the derivatives at the weights; `shares` are the weights of batches, by number."""
+    def derivatives(self, shares: Shares, order: int) -> Derivatives:
+        """Return the derivatives at the weights."""
         with self._kept():
-            return self._derivatives(
-                shares, self.directions.like(self.parameters), order
-            )
-
-    def gradient(self, shares: Mapping[int, float]) -> Derivatives:
-        """Return value and gradient at the weights."""
-        with self._kept():
-            return self._derivatives(shares, (), 1)
+            return self._derivatives(shares, order)
 
     def to_keep(self) -> OwnFunction:
-        """Return the same function without what is as large as the network, for `gradient`."""
+        """Return the same function without what is as large as the network, for its gradient."""
         kept, call = OwnFunction(self.asked), copy.copy(self.call)
         call.results = []
         kept.__dict__.update(call=call, _read=self._read)
         return kept
 
     def beside(
-        self, shares: Mapping[int, float], order: int
+        self, shares: Shares, order: int
     ) -> tuple[Derivatives, dict[str, Tensor]]:
         """Return value and gradient at a point one step away from the weights, and that point."""
         with self._kept(), self._moved():
             place = {
                 name: one.detach().clone() for name, one in self.parameters.items()
             }
-            return self._derivatives(shares, (), min(order, 1)), place
+            return self._derivatives(shares, min(order, 1)), place
 
-    def _derivatives(
-        self, shares: Mapping[int, float], vectors: Sequence[Any], order: int
-    ) -> Derivatives:
+    def _derivatives(self, shares: Shares, order: int) -> Derivatives:
+        vectors = self.directions.like(self.parameters) if order > 1 else ()
         terms = [partial(self._term, batch, share) for batch, share in shares.items()]
         return derivatives(terms, self.parameters, vectors, order)
 
@@ -139,14 +129,14 @@ class OwnFunction:
         own = batch.mapped(torch.clone)
         return self.network(*own.arguments, **own.words), own.targets
 
-    def lost(self, shares: Mapping[int, float]) -> list[str]:
+    def lost(self, shares: Shares) -> list[str]:
         """Return the parameters whose gradient is another one if functions that the user compiles are compiled.
 
         `differentiable_twice` runs them in Python, where an operator may take
         parameters for constants.
         """
         with self._kept():
-            ours = self._derivatives(shares, (), 1).slopes
+            ours = self._derivatives(shares, 1).slopes
             terms = [
                 partial(self._compiled, batch, share) for batch, share in shares.items()
             ]

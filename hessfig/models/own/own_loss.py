@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
-from hessfig.curvature.losses import (
-    IGNORED,
-    LOSSES,
-    Called,
-    CrossEntropy,
-    Inside,
-    SquaredError,
-)
+from hessfig.curvature.losses import IGNORED, LOSSES, Called, CrossEntropy, Inside
 from hessfig.curvature.rounding import OUTPUTS
 from hessfig.curvature.witness import peak
 from hessfig.errors import UserError, did_you_mean, first_few, plain
@@ -41,6 +34,10 @@ from hessfig.models.own.own_checks import (
 # derivatives are compared: sums of many terms in another order (rows that do not count
 # left out, or zero) differ by some units in the last place.
 _ULPS = 32
+
+
+# The network as a function of rows, the targets of every batch, and the loss.
+Split = tuple[Rows, list[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class ForeignCall:
         )
         self.results = [_called(network, batch) for batch in self.given[:most]]
 
-    def split(self, loss: Any) -> tuple[Rows, list[Any], Any]:
+    def split(self, loss: Any) -> Split:
         """Return the network as a function of rows, the targets of every batch, and the loss.
 
         If `loss` is None, the network's own loss is used, if the network returns one
@@ -185,7 +182,7 @@ class ForeignCall:
         own = [_entry(one, "loss") for one in self.results]
         return own if all(isinstance(one, Tensor) for one in own) else []
 
-    def with_outputs(self, loss: Any) -> tuple[Rows, list[Any], Any]:
+    def with_outputs(self, loss: Any) -> Split:
         """Return the network up to the outputs, the targets, and the loss of these."""
         read = partial(_output, name=self.outputs)
         for result in self.results:
@@ -196,7 +193,7 @@ class ForeignCall:
             loss,
         )
 
-    def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
+    def with_own_loss(self, own: list[Tensor]) -> Split:
         """Return the network up to the outputs of its own loss, if that loss is known; else its loss as its output."""
         for known in _KNOWN if self._is_of_transformers else ():
             batches = zip(self.given, self.results, own, strict=True)
@@ -215,7 +212,7 @@ class ForeignCall:
 
     def whole(
         self, read: Reading, *, several: bool = False, reduction: str = "mean"
-    ) -> tuple[Rows, list[Any], Any]:
+    ) -> Split:
         """Return the network with its loss as its output.
 
         Several batches are allowed if their weights are known: for a sum, or to the
@@ -366,12 +363,9 @@ def select_output(value: Any) -> Tensor | None:
     logits = _entry(value, "logits")
     if isinstance(logits, Tensor):
         return logits
-    if isinstance(value, Mapping):
-        entries = list(value.values())
-    elif isinstance(value, tuple):
-        entries = list(value)
-    else:
-        entries = []
+    entries = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping | tuple):
+        return None
     real = [
         one for one in entries if isinstance(one, Tensor) and one.is_floating_point()
     ]
@@ -417,15 +411,10 @@ def _each_token(output: Tensor, targets: Tensor) -> LossCandidate:
     )
 
 
-def _numbers(output: Tensor, targets: Tensor) -> LossCandidate:
-    return _entry_by_entry(SquaredError("mean"), output, targets)
-
-
-def _yes_or_no(output: Tensor, targets: Tensor) -> LossCandidate:
-    return _entry_by_entry(nn.BCEWithLogitsLoss(), output, targets)
-
-
-def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> LossCandidate:
+def _entry_by_entry(
+    made: Callable[[], nn.Module], output: Tensor, targets: Tensor
+) -> LossCandidate:
+    loss = made()
     shaped = targets.to(output.dtype).view_as(output)
     if isinstance(loss, nn.BCEWithLogitsLoss):
         size = peak(output)
@@ -434,7 +423,12 @@ def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> LossCan
     return LossCandidate(loss(output, shaped), shaped, loss, size)
 
 
-_KNOWN: tuple[KnownLoss, ...] = (_next_token, _each_token, _numbers, _yes_or_no)
+_KNOWN: tuple[KnownLoss, ...] = (
+    _next_token,
+    _each_token,
+    partial(_entry_by_entry, LOSSES["mse"]),
+    partial(_entry_by_entry, nn.BCEWithLogitsLoss),
+)
 
 
 def _scalar(value: Any) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -24,14 +25,7 @@ from hessfig.rng import is_row_major, kept_draws, lay_out
 _CONTAINERS = (dict, list, set, deque)
 # What most of the things that are reached are; for these, the first question is enough.
 _NUMBERS_AND_WORDS = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_PLAIN_CONTAINERS = frozenset({dict, OrderedDict, list, set})
 _ARRAYS = (Tensor, numpy.ndarray)
-_GENERATORS = (
-    torch.Generator,
-    numpy.random.RandomState,
-    numpy.random.Generator,
-    random.Random,
-)
 # Methods that code runs without their name.
 _CALLED = ("__init__", "__call__", "forward")
 
@@ -44,9 +38,7 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
     with `numbers`, those of all tensors and arrays. Files and objects of libraries that
     the code modifies are not restored.
     """
-    state = _State(numbers=numbers)
-    for thing in things:
-        state.add(thing)
+    state = _State(things, numbers=numbers)
     with kept_draws():
         try:
             yield
@@ -56,15 +48,12 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
 
 def reached_by(*things: Any) -> list[Any]:
     """Return what the code of functions and modules can reach, themselves included."""
-    state = _State(numbers=False)
-    for thing in things:
-        state.add(thing)
-    return state.things
+    return _State(things, numbers=False).things
 
 
 def methods_of(function: Any, holder: Any) -> list[FunctionType]:
     """Return the methods of an object that a function calls if the object is its argument."""
-    found = _State(numbers=False)._looked_up(holder, _names_of(function), set())
+    found = _State((), numbers=False)._looked_up(holder, _names_of(function), set())
     return [one for one in found if isinstance(one, FunctionType)]
 
 
@@ -154,11 +143,13 @@ class _State:
 
     deepest, longest = 12, 10_000
 
-    def __init__(self, *, numbers: bool) -> None:
+    def __init__(self, things: Iterable[Any], *, numbers: bool) -> None:
         self._seen = set[int]()
         self._undo = list[Callable[[], object]]()
         self.things = list[Any]()
         self._numbers = numbers
+        for thing in things:
+            self.add(thing)
 
     def add(self, thing: Any, depth: int = 0) -> None:
         """Record the state of an object and of its contents; a number or a word has none."""
@@ -178,7 +169,7 @@ class _State:
                 undo()
 
     def _parts(self, thing: Any) -> Iterable[Any]:
-        if type(thing) in _PLAIN_CONTAINERS:
+        if isinstance(thing, _CONTAINERS):
             return self._of_container(thing)
         generator = _generator_of(thing)
         if generator is not None:
@@ -199,8 +190,6 @@ class _State:
             return self._of_cell(thing)
         if isinstance(thing, tuple):
             return thing if len(thing) <= self.longest else ()
-        if isinstance(thing, _CONTAINERS):
-            return self._of_container(thing)
         if isinstance(thing, nn.Module) and not self._numbers:
             self._undo += [
                 _numbers_of(one)
@@ -215,7 +204,6 @@ class _State:
         known, names = function.__globals__, _names_of(function)
         shared = {name: known[name] for name in names if name in known}
         self._undo.append(partial(known.update, shared))
-        words = (function.__kwdefaults__ or {}).values()
         cells = [one for one in function.__closure__ or () if _is_filled(one)]
         imported = [
             sys.modules[name]
@@ -225,7 +213,7 @@ class _State:
         holders = [
             *(one.cell_contents for one in cells),
             *(function.__defaults__ or ()),
-            *words,
+            *(function.__kwdefaults__ or {}).values(),
             *shared.values(),
         ]
         seen = set[int]()
@@ -247,37 +235,22 @@ class _State:
         if id(holder) in seen:
             return
         seen.add(id(holder))
-        spaces, found = list(_namespaces(holder)), dict[str, list[Any]]()
-        wanted = dict.fromkeys(
-            names if isinstance(holder, ModuleType) else (*names, *_CALLED)
-        )
-        while spaces and wanted.keys() - found.keys():
-            new = {
-                name: [one[name] for one in spaces if name in one][:1]
-                for name in wanted
-                if name not in found
-            }
+        space = ChainMap(*_namespaces(holder))
+        is_module = isinstance(holder, ModuleType)
+        wanted = dict.fromkeys(names if is_module else (*names, *_CALLED))
+        found = dict[str, Any]()
+        while new := {
+            name: space[name] for name in wanted if name in space and name not in found
+        }:
             found |= new
-            functions = [
-                one
-                for values in new.values()
-                for value in values
-                for one in _functions_of(value)
-            ]
+            functions = [one for value in new.values() for one in _functions_of(value)]
             yield from functions
-            if not isinstance(holder, ModuleType):
-                wanted |= dict.fromkeys(
-                    name for one in functions for name in _names_of(one)
-                )
+            if not is_module:
+                wanted |= dict.fromkeys(chain.from_iterable(map(_names_of, functions)))
         for owner in _owners(holder):
-            self._undo.append(
-                partial(
-                    _put_attributes,
-                    owner,
-                    {k: vars(owner)[k] for k in found if k in vars(owner)},
-                )
-            )
-        for value in (one for values in found.values() for one in values):
+            attributes = {k: vars(owner)[k] for k in found if k in vars(owner)}
+            self._undo.append(partial(_put_attributes, owner, attributes))
+        for value in found.values():
             yield value
             yield from self._looked_up(value, wanted, seen)
 
@@ -289,9 +262,9 @@ class _State:
         return [content]
 
     def _of_container(self, thing: Any) -> list[Any]:
-        copy = _plain_copy(thing)
+        copy = dict(thing) if isinstance(thing, dict) else list(thing)
         self._undo.append(partial(_refill, thing, copy))
-        entries = list(copy.values()) if type(copy) is dict else list(copy)
+        entries = list(copy.values()) if isinstance(copy, dict) else copy
         return entries if len(entries) <= self.longest else []
 
 
@@ -348,11 +321,7 @@ def _is_open(thing: Any) -> bool:
 
 def _generator_of(thing: Any) -> Callable[[], object] | None:
     """Return a function that resets a random generator to its present state; None for other objects."""
-    if not isinstance(thing, _GENERATORS):
-        return None
-    if isinstance(thing, torch.Generator):
-        return partial(thing.set_state, thing.get_state())
-    if isinstance(thing, numpy.random.RandomState):
+    if isinstance(thing, torch.Generator | numpy.random.RandomState):
         return partial(thing.set_state, thing.get_state())
     if isinstance(thing, random.Random):
         return partial(thing.setstate, thing.getstate())
@@ -366,15 +335,6 @@ def _numbers_of(thing: Tensor | NDArray[Any]) -> Callable[[], object]:
     if isinstance(thing, Tensor):
         return partial(_put_back, thing, thing.data, thing.detach().clone())
     return partial(numpy.copyto, thing, thing.copy())
-
-
-def _plain_copy(thing: Any) -> Any:
-    """Return the contents of a container, of a derived type as well, as a plain one."""
-    if isinstance(thing, dict):
-        return dict(thing)
-    if type(thing) is set:
-        return set(thing)
-    return dict(thing) if isinstance(thing, Mapping) else list(thing)
 
 
 def _refill(thing: Any, copy: Any) -> None:
@@ -392,15 +352,11 @@ def _refill(thing: Any, copy: Any) -> None:
 
 def _is_alike(thing: Any, copy: Any) -> bool:
     """Whether a container holds the same objects as before."""
-    if len(thing) != len(copy):
+    if len(thing) != len(copy) or not all(map(is_, thing, copy)):
         return False
-    if not isinstance(thing, dict):
-        return all(map(is_, thing, copy))
-    # Most dictionaries of a module are empty.
-    if not copy:
-        return True
-    has_same_keys = all(map(is_, thing, copy))
-    return has_same_keys and all(map(is_, thing.values(), copy.values()))
+    if isinstance(thing, dict):
+        return all(map(is_, thing.values(), copy.values()))
+    return True
 
 
 def _put_back(tensor: Tensor, own: Tensor, copy: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from hessfig.curvature.double_backward import no_derivative, steps_of
 from hessfig.curvature.losses import CrossEntropy, takes_numbers
-from hessfig.curvature.problem import Batch
+from hessfig.curvature.problem import Batch, real_parameters
 from hessfig.curvature.rounding import OUTPUTS
 from hessfig.curvature.witness import peak
 from hessfig.errors import UserError
@@ -100,11 +100,8 @@ def check_reached(network: nn.Module, batch: Batch) -> None:
     Raises UserError if they depend on parameters through reentrant checkpoints, which
     autograd.grad does not support.
     """
-    at = {
-        name: p.detach().requires_grad_()
-        for name, p in network.named_parameters()
-        if p.is_floating_point()
-    }
+    parameters = real_parameters(network)
+    at = {name: one.detach().requires_grad_() for name, one in parameters.items()}
     with torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         outputs = _called(

@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from hessfig.curvature.problem import real_parameters
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.weights import Layout, Weight, every_parameter
 
@@ -31,14 +32,10 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     entries (LoRA of rank 0) is not listed. Raises UserError for names that do not fit,
     and for a group that contains an entry twice.
     """
-    sizes = []
-    empty = []
-    for name, parameter in network.named_parameters():
-        if parameter.is_floating_point() and parameter.numel():
-            sizes.append((name, parameter.numel()))
-        elif parameter.is_floating_point():
-            empty.append(name)
-    whole = replace(every_parameter(sizes), empty=tuple(empty))
+    sizes = {name: one.numel() for name, one in real_parameters(network).items()}
+    empty = tuple(name for name, size in sizes.items() if not size)
+    filled = ((name, size) for name, size in sizes.items() if size)
+    whole = replace(every_parameter(filled), empty=empty)
     if weights is None or weights == TRAINABLE:
         for weight in whole.weights:
             _check_free(
@@ -75,9 +72,7 @@ class _Known:
         self.first = {id(p): name for name, p in network.named_parameters()}
         every = network.named_parameters(remove_duplicate=False)
         self.parameters = {name: p for name, p in every if p.is_floating_point()}
-        self.names = [
-            name for name, p in network.named_parameters() if p.is_floating_point()
-        ]
+        self.names = [*real_parameters(network)]
         self._entries: dict[str, Tensor] = {}
 
     def overlap(self, pair: Pair) -> int:
@@ -296,15 +291,10 @@ def _from_the_front(index: Any, ndim: int) -> Any:
     return index if places == given else tuple(places)
 
 
-def _slices(index: Any) -> list[slice]:
-    """Return the slices of an index."""
-    places = index if isinstance(index, tuple) else (index,)
-    return [one for one in places if isinstance(one, slice)]
-
-
 def _steps_back(index: Any) -> bool:
     """Whether a slice of an index has a negative step."""
-    return any(one.step is not None and one.step < 0 for one in _slices(index))
+    places = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(one, slice) and (one.step or 1) < 0 for one in places)
 
 
 def _within(parameter: Tensor, index: Any) -> bool:
