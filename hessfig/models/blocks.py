@@ -24,41 +24,39 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
 
 TIED = "W_E+W_U"  # one parameter in both roles; its block contains second derivatives in both roles, and mixed ones
 COMPONENTS = (
-    *(
-        "attention_bias",
-        "scores",
-        "norm_kind",
-        "norm_eps",
-        "positions",
-        "n_kv_heads",
-        "gate",
-        "tied",
-        "window",
-    ),
-    *(
-        "residual_scale",
-        "differential_lambda",
-        "differential_norm",
-        "softcap",
-        "centring",
-    ),
+    "attention_bias",
+    "scores",
+    "norm_kind",
+    "norm_eps",
+    "positions",
+    "n_kv_heads",
+    "gate",
+    "tied",
+    "window",
+    "residual_scale",
+    "differential_lambda",
+    "differential_norm",
+    "softcap",
+    "centring",
 )
 # Settings of networks of attention and MLPs, with the values that the paper's network
 # has.
 OF_LAYERS = (
-    *(
-        "n_layers",
-        "n_heads",
-        "d_model",
-        "d_head",
-        "d_mlp",
-        "attention",
-        "attention_skip",
-        "norm",
-        "mlp",
-        "query_key",
-    ),
-    *("temperature", "sigma_scales", "initialisation", "scaled_weight", "weight_scale"),
+    "n_layers",
+    "n_heads",
+    "d_model",
+    "d_head",
+    "d_mlp",
+    "attention",
+    "attention_skip",
+    "norm",
+    "mlp",
+    "query_key",
+    "temperature",
+    "sigma_scales",
+    "initialisation",
+    "scaled_weight",
+    "weight_scale",
 )
 _FIRST_PATTERNS = (Attention.softmax, Attention.linear)
 _FIRST_NORMS = (Norm.none, Norm.pre, Norm.post)
@@ -72,18 +70,14 @@ FIRST = {
 
 def components(model: ModelConfig) -> dict[str, Any]:
     """Return the settings that differ from the paper's network, with their values; exact norms do not support them."""
-    named = {name: getattr(model, name) for name in COMPONENTS}
-    chosen = {
-        name: value
-        for name, value in named.items()
-        if value != getattr(ModelConfig, name)
+    supported: dict[str, Sequence[Any]] = {
+        **{name: (getattr(ModelConfig, name),) for name in COMPONENTS},
+        "attention": _FIRST_PATTERNS,
+        "norm": _FIRST_NORMS,
+        "mlp": _FIRST_MLPS,
     }
-    first = {"attention": _FIRST_PATTERNS, "norm": _FIRST_NORMS, "mlp": _FIRST_MLPS}
-    return chosen | {
-        name: getattr(model, name)
-        for name, known in first.items()
-        if getattr(model, name) not in known
-    }
+    values = {name: getattr(model, name) for name in supported}
+    return {name: one for name, one in values.items() if one not in supported[name]}
 
 
 def attention_matrices(model: ModelConfig) -> list[Matrix]:
@@ -102,15 +96,13 @@ def attention_groups(matrix: str) -> tuple[str, ...]:
 
 def layer_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of one layer of a transformer."""
-    gate = [Matrix.W_gate] * (model.mlp in GATED)
-    mlp = [] if model.mlp == MLP.none else [*gate, Matrix.W_in, Matrix.W_out]
     names = attention_matrices(model)
-    return [
-        *names[: names.index(Matrix.W_V) + 1],
-        Matrix.W_O,
-        *names[names.index(Matrix.W_V) + 1 :],
-        *mlp,
-    ]
+    names.insert(names.index(Matrix.W_V) + 1, Matrix.W_O)
+    if model.mlp in GATED:
+        names.append(Matrix.W_gate)
+    if model.mlp != MLP.none:
+        names += [Matrix.W_in, Matrix.W_out]
+    return names
 
 
 def transformer_matrices(model: ModelConfig) -> list[Matrix]:
@@ -126,20 +118,16 @@ def weight_size(matrix: str, model: ModelConfig, task: TaskConfig) -> int:
     m = with_defaults(model)
     shared = m.d_model * (m.n_kv_heads or m.n_heads) * (m.d_head or 0)
     sizes: dict[str, int] = {
-        Matrix.W_E: task.vocabulary * m.d_model,
-        TIED: task.vocabulary * m.d_model,
-        Matrix.W_K: shared,
-        Matrix.W_V: shared,
-        Matrix.W_gate: m.d_model * (m.d_mlp or 0),
+        **dict.fromkeys((Matrix.W_E, TIED, Matrix.W_U), task.vocabulary * m.d_model),
+        **dict.fromkeys((Matrix.W_K, Matrix.W_V), shared),
+        **dict.fromkeys(_MLP, m.d_model * (m.d_mlp or 0)),
         Matrix.W_pos: task.num_tokens * m.d_model,
         Matrix.W_QK: m.d_model**2 * m.n_heads,
-        Matrix.W_in: m.d_model * (m.d_mlp or 0),
-        Matrix.W_out: m.d_model * (m.d_mlp or 0),
-        Matrix.W_U: task.vocabulary * m.d_model,
     }
     return sizes.get(matrix, m.d_model * m.n_heads * (m.d_head or 0))
 
 
+_MLP = (Matrix.W_gate, Matrix.W_in, Matrix.W_out)
 _ALWAYS = {Matrix.W_U, Matrix.W}
 SCORE_LIKE = {Matrix.W_Q, Matrix.W_K, Matrix.W_QK}
 
@@ -176,17 +164,14 @@ def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
     affine = {Matrix.W_out, Matrix.W_in} if is_linear_in else {Matrix.W_out}
     if has_mlp and model.mlp in SMOOTH:
         return affine
-    is_normed = model.attention == Attention.differential and model.differential_norm
-    affine |= {Matrix.W_O} if is_normed else {Matrix.W_O, Matrix.W_V}
-    if _has_linear_pieces(model):
-        return affine | SCORE_LIKE
+    affine.add(Matrix.W_O)
+    if model.attention != Attention.differential or not model.differential_norm:
+        affine.add(Matrix.W_V)
+    # The mixing weights are piecewise linear in each of W_Q and W_K.
+    is_piecewise = model.attention in (Attention.linear, Attention.sparsemax)
+    if model.scores == Scores.plain and is_piecewise:
+        affine |= SCORE_LIKE
     return affine
-
-
-def _has_linear_pieces(model: ModelConfig) -> bool:
-    """Whether the mixing weights are piecewise linear in each of W_Q and W_K."""
-    is_bilinear = model.scores == Scores.plain
-    return is_bilinear and model.attention in (Attention.linear, Attention.sparsemax)
 
 
 # The setting all meant every pair before 0.5.
@@ -210,10 +195,8 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
     reaching = [pair for pair in pairs if AT in "".join(pair)]
-    _check_number(
-        sum(_count(pair, layout) for pair in plain)
-        + sum(_reach(pair, layout) for pair in reaching)
-    )
+    of_plain = sum(_count(pair, layout) for pair in plain)
+    _check_number(of_plain + sum(_reach(pair, layout) for pair in reaching))
     pinned = [block for pair in reaching for block in _pinned(pair, layout)]
     return list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
 
@@ -240,12 +223,9 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
         return [(name, name) for name in names]
     entries = [setting] if isinstance(setting, str) else setting
     if not isinstance(entries, list | tuple) or not entries:
-        if entries in ([], (), None):
-            what = "blocks is empty"
-        else:
-            what = "blocks is not a list of names"
+        is_empty = entries in ([], (), None)
         raise UserError(
-            what,
+            f"blocks is {'empty' if is_empty else 'not a list of names'}",
             got=setting,
             allowed=_allowed(layout),
             remedy="for example blocks=[W_V,W_Q]",
@@ -260,10 +240,7 @@ def _matching(entry: Any, layout: Layout) -> list[Any]:
     if isinstance(entry, str):
         return _named_like(entry, layout)
     if isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry):
-        return [
-            list(pair)
-            for pair in product(*(_named_like(name, layout) for name in entry))
-        ]
+        return [*map(list, product(*(_named_like(name, layout) for name in entry)))]
     return [entry]
 
 
@@ -320,12 +297,9 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
         if not at or layer in (ANY, str(number)):
             _check_apart(bare, number, layout)
     if not layers:
-        is_other = name in list(Matrix) and matrices_of(model)
-        raise (
-            _not_of_this_model(Matrix(name), entry, layout, model)
-            if is_other
-            else _no_weight(name, layout)
-        )
+        if name in list(Matrix) and matrices_of(model):
+            raise _not_of_this_model(Matrix(name), entry, layout, model)
+        raise _no_weight(name, layout)
     if at and layer != ANY and layer not in map(str, layers):
         raise UserError(
             f"blocks: {bare} is not in layer {layer or '(none)'}",
@@ -419,12 +393,14 @@ def _not_of_this_model(
 
 def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
     """Return the setting that excludes `matrix` from this model, and a setting that includes it."""
-    other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single
+    is_single = model.query_key == QueryKey.single
     switches: dict[str, Any] = {
-        "query_key": other,
+        "query_key": QueryKey.separate if is_single else QueryKey.single,
         "mlp": MLP.swiglu if matrix == Matrix.W_gate else MLP.relu,
+        "gate": Gate.output,
+        "tied": False,
+        "positions": Positions.learned,
     }
-    switches |= {"gate": Gate.output, "tied": False, "positions": Positions.learned}
     for name, value in switches.items():
         if matrix in matrices_of(replace(model, **{name: value})):
             return (

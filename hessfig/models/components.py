@@ -121,17 +121,13 @@ def score_sink(model: ModelConfig) -> float:
     return 0.0
 
 
-def at_first(length: int, like: Tensor) -> Float[Tensor, " length"]:
-    """Return (1, 0, 0, ...) with the type and device of `like`."""
-    return (torch.arange(length, device=like.device) == 0).to(like.dtype)
-
-
 def with_sink(
     scores: Float[Tensor, "*rows keys"], beta: float
 ) -> Float[Tensor, "*rows keys"]:
     """Return scores + beta e_1^T; beta is constant, so derivatives are those of the softmax at shifted scores."""
     if beta:
-        return scores + beta * at_first(scores.shape[-1], scores)
+        keys = torch.arange(scores.shape[-1], device=scores.device)
+        return scores + beta * (keys == 0).to(scores.dtype)
     return scores
 
 

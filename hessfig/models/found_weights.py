@@ -149,22 +149,17 @@ class _Named:
         }
         if not asked:
             return
-        if self.trial.problem:
-            problem = f"it does not run on inputs made up: {self.trial.problem}"
-        else:
-            problem = ""
-        reasons = first_few(
-            list(dict.fromkeys([problem] * bool(problem) or self.reasons))
-        )
-        call = f"hessfig.find_weights(network, roles={dict.fromkeys(asked, OTHER)})"
+        reasons = dict.fromkeys(self.reasons)
+        remedy = f"hessfig.find_weights(network, roles={dict.fromkeys(asked, OTHER)})"
+        if problem := self.trial.problem:
+            reasons = [f"it does not run on inputs made up: {problem}"]
+            remedy = f"hessfig.find_weights(network, inputs=BATCH), or {remedy}"
         raise UserError(
             f"weights: of {len(asked)} kinds of matrices in layers names, shapes and use do not tell what they do",
             got=first_few([f"{where} {shape}" for where, shape in asked.items()])
-            + f" ({reasons})" * bool(self.reasons),
+            + f" ({first_few([*reasons])})" * bool(self.reasons),
             allowed=f"W_Q, W_K, W_V, W_O, W_gate, W_in, W_out, {ROUTER}, '{FUSED}', '{FUSED} by heads', '{OTHER}'",
-            remedy=call
-            if not problem
-            else f"hessfig.find_weights(network, inputs=BATCH), or {call}",
+            remedy=remedy,
         )
 
     def _check_attention(self) -> None:
@@ -177,16 +172,13 @@ class _Named:
             key: tried_names.attention(self.trial, self._parts(own), self._biases(own))
             for key, own in groups.items()
         }
-        suffixes = {
-            key: _suffix(groups[key], verdict) for key, verdict in verdicts.items()
-        }
-        for key, members in groups.items():
+        suffixes = {key: _suffix(groups[key], one) for key, one in verdicts.items()}
+        for key, verdict in verdicts.items():
             twins = [
                 other
                 for other in groups
                 if other[:2] == key[:2] and suffixes[other] == suffixes[key]
             ]
-            verdict = verdicts[key]
             if suffixes[key] is None:
                 verdict = Verdict(
                     reason=f"{key[2]} has the name of attention to other inputs, and the same inputs"
@@ -195,7 +187,7 @@ class _Named:
                 verdict = Verdict(
                     reason=f"{' and '.join(twin[2] for twin in twins)} are alike in one layer"
                 )
-            self._take(members, verdict, suffixes[key] or "")
+            self._take(groups[key], verdict, suffixes[key] or "")
 
     def _check_mlps(self) -> None:
         groups = defaultdict[tuple[str, int, str, str], list[Held]](list)
@@ -217,30 +209,20 @@ class _Named:
 
     def _check_routers(self) -> None:
         for router in list(self._matrices((ROUTER,))):
+            place = (router.stack, router.layer, router.suffix)
             beside = [
                 other
                 for other in self._matrices((Matrix.W_in,))
-                if (other.stack, other.layer, other.suffix)
-                == (router.stack, router.layer, router.suffix)
+                if (other.stack, other.layer, other.suffix) == place
             ]
-            lists = {other.module for other in beside}
+            joined = [other.shape[0] for other in beside if len(other.shape) > 2]
+            experts = max(len({other.module for other in beside}), *joined, 0)
             if router.suffix:
                 experts = 1
-            else:
-                experts = max(
-                    [
-                        len(lists),
-                        *(other.shape[0] for other in beside if len(other.shape) > 2),
-                    ]
-                )
             (part,) = self._parts([router])
-            self._take(
-                [router],
-                tried_names.router(
-                    self.trial, part, [other.path for other in beside], experts
-                ),
-                router.suffix,
-            )
+            paths = [other.path for other in beside]
+            verdict = tried_names.router(self.trial, part, paths, experts)
+            self._take([router], verdict, router.suffix)
 
     def _matrices(self, names: Sequence[str]) -> Iterator[Held]:
         for entry in self.held.values():
@@ -287,30 +269,24 @@ def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
         return members[0].suffix
     if queries != keys or (is_named and not is_same):
         return ".cross"
-    if is_named:
-        return None
-    return ""
+    return None if is_named else ""
 
 
 def _parts_of(held: Held) -> Iterator[MatrixPart]:
     """Yield the weights of a map in the form that the checks need."""
-    is_behind = held.role in (Matrix.W_O, Matrix.W_out)
-    axis = _inputs_axis(held) if is_behind else held.outputs
+    axis = held.outputs
+    if held.role in (Matrix.W_O, Matrix.W_out):
+        # The inputs are along the other axis; experts are along the first.
+        axis = (3 if len(held.shape) == 3 else 1) - axis
     weights = list(views.named(replace(held, suffix="", has_heads=True)))
     for name in held.names:
-        columns = [
-            views.columns_of(weight, held.shape, axis)
-            for weight in weights
-            if weight.name == name
-        ]
-        in_heads = [
-            weight for weight in weights if weight.name.startswith(f"{name}.head")
-        ]
-        heads = tuple(views.columns_of(weight, held.shape, axis) for weight in in_heads)
-        yield MatrixPart(name, held.path, held.outputs, torch.cat(columns), heads)
-
-
-def _inputs_axis(held: Held) -> int:
-    if len(held.shape) == 3:
-        return 3 - held.outputs
-    return 1 - held.outputs
+        columns = []
+        heads = []
+        for weight in weights:
+            if weight.name == name:
+                columns.append(views.columns_of(weight, held.shape, axis))
+            elif weight.name.startswith(f"{name}.head"):
+                heads.append(views.columns_of(weight, held.shape, axis))
+        yield MatrixPart(
+            name, held.path, held.outputs, torch.cat(columns), tuple(heads)
+        )

@@ -118,10 +118,8 @@ def content_of(drawn: Objective) -> str:
     The fingerprint (hessfig.models.fingerprint) identifies the function that the
     network computes.
     """
-    parameters = (
-        (name, tensor_bytes(p))
-        for name, p in drawn.network.named_parameters(remove_duplicate=False)
-    )
+    named = drawn.network.named_parameters(remove_duplicate=False)
+    parameters = ((name, tensor_bytes(one)) for name, one in named)
     parts = identities(drawn.network, **{"the loss": drawn.loss})
     return _hash(chain(parameters, parts.items(), [("data", data_content(drawn))]))
 
@@ -129,25 +127,15 @@ def content_of(drawn: Objective) -> str:
 def data_content(drawn: Objective) -> str:
     """Return a hash of the batches and the names of the weights, independent of network and loss."""
     weights = (*drawn.layout.weights, "all", *drawn.layout.parameters)
-    opaque = [
-        ("batch", identity(one)) for one in getattr(drawn.network, "opaque_batches", ())
-    ]
-    named = [("weight", one) for one in weights]
-    given = [
-        part for one in getattr(drawn.network, "given", ()) for part in one.tensors
-    ]
-    batches = [
-        (name, getattr(one, name))
-        for one in (drawn.batch, *drawn.more)
-        for name in ("inputs", "targets")
-    ]
-    return _hash(
-        [
-            *named,
-            *opaque,
-            *((name, tensor_bytes(one)) for name, one in (*batches, *given)),
-        ]
-    )
+    parts: list[tuple[str, Any]] = [("weight", one) for one in weights]
+    for one in getattr(drawn.network, "opaque_batches", ()):
+        parts.append(("batch", identity(one)))
+    tensors = list[tuple[str, Tensor]]()
+    for batch in drawn.batches:
+        tensors += [("inputs", batch.inputs), ("targets", batch.targets)]
+    for one in getattr(drawn.network, "given", ()):
+        tensors += one.tensors
+    return _hash([*parts, *((name, tensor_bytes(one)) for name, one in tensors)])
 
 
 def _hash(parts: Iterable[tuple[str, Any]]) -> str:
@@ -190,14 +178,12 @@ class _Walk:
             f"{list(module._parameters)} {list(module._buffers)} {list(module._modules)}"
         )
         for name, value in sorted(vars(module).items()):
+            if name.endswith(("hooks_with_kwargs", "hooks_always_called")):
+                continue
+            if "hooks" in name and "state_dict" in name:
+                continue
             if "hooks" in name:
-                if (
-                    not name.endswith(("_with_kwargs", "_always_called"))
-                    and "state_dict" not in name
-                ):
-                    self._all(
-                        name, list(value.values()) if isinstance(value, Mapping) else []
-                    )
+                self._all(name, value.values() if isinstance(value, Mapping) else ())
             elif name not in _OF_NO_OUTPUT:
                 self._say(name)
                 self.take(value)

@@ -88,10 +88,8 @@ def unread(config: Config, key: str) -> UserError | None:
 def _of_other_kinds(config: Config, key: str, name: str) -> UserError:
     readers = kinds_where(lambda record: name in record.reads)
     meant = settings()[key].says.implies
-    if config.task.data not in kind(readers[0]).takes:
-        data = f" task={kind(readers[0]).data}"
-    else:
-        data = ""
+    first = kind(readers[0])
+    data = f" task={first.data}" * (config.task.data not in first.takes)
     return UserError(
         f"{key}: kind={config.model.kind} does not read it",
         got=f"{key}={typed(value_of(config, key))}, model.kind={config.model.kind}",
@@ -107,19 +105,16 @@ def _never_idle() -> tuple[str, ...]:
     Sizes, and the settings of data of version 0.1, also occur in presets and sweeps
     that do not read them.
     """
-    counts = {
-        "model": lambda setting: setting.key not in (*_SIZES, *_BY_SIZE),
-        "state": lambda setting: True,
-        "task": lambda setting: setting.added,
-    }
-    idle = (
-        entry
-        for entry in settings().values()
-        if entry.role in VARIED and entry.key.partition(".")[0] in counts
-    )
-    return tuple(
-        entry.key for entry in idle if counts[entry.key.partition(".")[0]](entry)
-    )
+    keys = []
+    for setting in settings().values():
+        counts = {
+            "model": setting.key not in (*_SIZES, *_BY_SIZE),
+            "state": True,
+            "task": setting.added,
+        }
+        if setting.role in VARIED and counts.get(setting.key.partition(".")[0]):
+            keys.append(setting.key)
+    return tuple(keys)
 
 
 def check_idle(config: Config) -> None:
@@ -282,8 +277,16 @@ def check_task(config: Config) -> None:
 
 
 _AS_PUBLISHED = (
-    *("n_heads", "query_key", "positions", "n_kv_heads", "gate", "tied"),
-    *("sigma_scales", "initialisation", "sink_beta", "weight_scale"),
+    "n_heads",
+    "query_key",
+    "positions",
+    "n_kv_heads",
+    "gate",
+    "tied",
+    "sigma_scales",
+    "initialisation",
+    "sink_beta",
+    "weight_scale",
 )
 _PUBLISHED_REPEATS, _PUBLISHED_POINTS = range(1234, 1254), 20
 

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -16,16 +17,17 @@ from hessfig.rng import row_major
 FORMS = "a .safetensors file, or a state_dict saved by torch.save"
 FILE = "state.path"
 _DAMAGES = (
-    *(
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        MemoryError,
-        OSError,
-    ),
-    *(RuntimeError, TypeError, ValueError),
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    safetensors.SafetensorError,
 )
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -54,9 +56,17 @@ def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
 
 def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]:
     """Return the tensors in the content of `path`. Raises UserError for any other content."""
-    tensors = (_safetensors if path.suffix == ".safetensors" else _state_dict)(
-        content, path, key
-    )
+    try:
+        if path.suffix == ".safetensors":
+            tensors = safetensors.torch.load(content)
+        else:
+            file = io.BytesIO(content)
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        why = "a pickle of more than tensors, or no pickle at all"
+        raise _unreadable(path, key, why) from error
+    except _DAMAGES as error:
+        raise _unreadable(path, key, str(error).partition("\n")[0]) from error
     if (
         not isinstance(tensors, Mapping)
         or not tensors
@@ -79,34 +89,6 @@ def _is_whole(tensor: Tensor) -> bool:
         plain
         and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
     )
-
-
-def _safetensors(content: bytes, path: Path, key: str) -> object:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return load(content)
-    except (
-        SafetensorError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AssertionError,
-        RuntimeError,
-    ) as error:
-        raise _unreadable(path, key, str(error)) from error
-
-
-def _state_dict(content: bytes, path: Path, key: str) -> object:
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise _unreadable(
-            path, key, "a pickle of more than tensors, or no pickle at all"
-        ) from error
-    except _DAMAGES as error:
-        raise _unreadable(path, key, str(error).partition("\n")[0]) from error
 
 
 def _unreadable(path: Path, key: str, why: str) -> UserError:

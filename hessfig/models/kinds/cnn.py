@@ -101,12 +101,10 @@ KIND = NetworkKind(
     matrices=lambda model: [Matrix.W, Matrix.W_U],
     reads={
         **dict.fromkeys(("n_layers", "d_mlp", "initialisation"), ""),
-        **{
-            "n_heads": "model.norm=post",
-            "d_model": "model.d_mlp=null",
-            "norm": FIRST["norm"],
-            "mlp": FIRST["mlp"],
-        },
+        "n_heads": "model.norm=post",
+        "d_model": "model.d_mlp=null",
+        "norm": FIRST["norm"],
+        "mlp": FIRST["mlp"],
     },
     weights_drawn=Draw.relu,
     check_model=_check_model,

@@ -209,11 +209,9 @@ KIND = NetworkKind(
         **dict.fromkeys(
             ("n_layers", "n_heads", "d_model", "d_head", "d_mlp"), _BY_SIZES
         ),
-        **{
-            "architecture": _BY_SIZES,
-            "vocabulary": _BY_SIZES,
-            "options": ("model.random=true", _BY_SIZES),
-        },
+        "architecture": _BY_SIZES,
+        "vocabulary": _BY_SIZES,
+        "options": ("model.random=true", _BY_SIZES),
         "download": "model.path!=null",
     },
 )

@@ -154,11 +154,9 @@ KIND = NetworkKind(
             "",
         ),
         "mlp": FIRST["mlp"],
-        **{
-            "norm": f"{_MATCHED} {FIRST['norm']}",
-            "d_head": _MATCHED,
-            "query_key": _MATCHED,
-        },
+        "norm": f"{_MATCHED} {FIRST['norm']}",
+        "d_head": _MATCHED,
+        "query_key": _MATCHED,
         "n_heads": (
             f"{_MATCHED} model.d_head!=null",
             f"{_MATCHED} model.query_key=single",

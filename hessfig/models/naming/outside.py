@@ -38,13 +38,14 @@ class Outside:
     def weight(self, held: Held) -> Weight:
         """Return a weight: embedding, unembedding, a tied embedding, or a weight under its own name."""
         names = [
-            name
-            for name in self._suggested(held.path)
-            if held.is_bias or self._is(name, held.path)
+            str(name)
+            for name, ends in _OUTSIDE.items()
+            if any(re.search(rf"(^|\.)({ends})$", c) for c in self._called[held.path])
+            and (held.is_bias or self._is(name, held.path))
         ]
         if not names or (len(held.shape) < 2 and not held.is_bias):
             return own(held)
-        name = TIED if {*names} >= {Matrix.W_E, Matrix.W_U} else str(names[0])
+        name = TIED if {*names} >= {Matrix.W_E, Matrix.W_U} else names[0]
         if held.is_bias:
             return bias_of(name, held.path, held.size)
         return Weight(
@@ -53,14 +54,6 @@ class Outside:
             held.size,
             groups=() if name == Matrix.W_U else (Group.embeddings.value,),
         )
-
-    def _suggested(self, path: str) -> list[str]:
-        called = self._called[path]
-        return [
-            str(name)
-            for name, ends in _OUTSIDE.items()
-            if any(re.search(rf"(^|\.)({ends})$", c) for c in called)
-        ]
 
     def _is(self, name: str, path: str) -> bool:
         """Whether a run uses a parameter as its name suggests."""
@@ -110,19 +103,12 @@ class Outside:
             outputs = self.trial.run("", {path: changed})[1]
         except CannotRun:
             return False
-        pairs = zip(self.trial.outputs, outputs, strict=True)
-        logits = [
-            (one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)
-        ]
-        return any(
-            alike(one[..., ~half], two[..., ~half])
-            and _differ(one[..., half], two[..., half])
-            for one, two in logits
-        )
-
-
-def _differ(first: Tensor, other: Tensor) -> bool:
-    return bool((first != other).flatten(0, -2).any(dim=0).all())
+        for one, two in zip(self.trial.outputs, outputs, strict=True):
+            if one.ndim and one.shape[-1] == len(half):
+                differ = (one != two)[..., half].flatten(0, -2).any(dim=0)
+                if differ.all() and alike(one[..., ~half], two[..., ~half]):
+                    return True
+        return False
 
 
 def _called(network: nn.Module, trial: NetworkTrial) -> dict[str, list[str]]:

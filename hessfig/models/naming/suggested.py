@@ -56,11 +56,21 @@ _FUSED_OF = {
 }
 _GATE_UP_OF = {
     **dict.fromkeys(
-        ("phi3", "glm", "glm4", "modernbert", "mixtral", "qwen2_moe", "qwen3_moe"),
-        GATE_UP,
-    ),
-    **dict.fromkeys(
-        ("olmoe", "granitemoe", "llama4_text", "jamba", "ernie4_5_moe", "deepseek_v3"),
+        (
+            "phi3",
+            "glm",
+            "glm4",
+            "modernbert",
+            "mixtral",
+            "qwen2_moe",
+            "qwen3_moe",
+            "olmoe",
+            "granitemoe",
+            "llama4_text",
+            "jamba",
+            "ernie4_5_moe",
+            "deepseek_v3",
+        ),
         GATE_UP,
     ),
     "gpt_oss": f"{GATE_UP} by entries",
@@ -124,22 +134,15 @@ class Held:
     def module(self) -> str:
         """The attention or expert to which it belongs; "" for an MLP, whose matrices may be in different modules."""
         parts = self.where.split(".")
-        if not self.is_of_attention:
-            return ".".join(
-                parts[
-                    : max(
-                        (at for at, part in enumerate(parts[:-1]) if part.isdigit()),
-                        default=-1,
-                    )
-                    + 1
-                ]
-            )
-        ends = (
-            at
-            for at, part in enumerate(parts)
-            if at and _ATTENTION.search(part.lower())
-        )
-        return ".".join(parts[: next(ends, len(parts) - 2) + 1])
+        count = 0
+        if self.is_of_attention:
+            named = map(_ATTENTION.search, self.lower.split("."))
+            ends = (at for at, found in enumerate(named) if at and found)
+            count = next(ends, len(parts) - 2) + 1
+        else:
+            for at, part in enumerate(parts[:-1], start=1):
+                count = at if part.isdigit() else count
+        return ".".join(parts[:count])
 
     @property
     def is_named_cross(self) -> bool:
@@ -218,18 +221,20 @@ class Places:
         else:
             suffix = ".shared" * ("shared" in held.lower)
         has_heads = not given or "heads" in role
-        changed: dict[str, Any] = {
-            "role": role,
-            "given": given,
-            "heads": heads,
-            "width": width,
-            "suffix": suffix,
-        }
+        outputs = held.outputs
         if len(held.shape) == 3 and not held.is_bias and held.path not in self.used:
-            changed["outputs"] = (
-                1 if 2 * self.inputs_beside(held, "down_proj") == held.shape[1] else 2
-            )
-        return replace(held, **changed, has_heads=has_heads)
+            is_first = 2 * self.inputs_beside(held, "down_proj") == held.shape[1]
+            outputs = 1 if is_first else 2
+        return replace(
+            held,
+            outputs=outputs,
+            heads=heads,
+            width=width,
+            role=role,
+            given=given,
+            has_heads=has_heads,
+            suffix=suffix,
+        )
 
     def _around(self, path: str, names: tuple[str, ...]) -> int:
         """Return a number attribute of the attention around a parameter, under one of these names; 0 if none."""
@@ -289,23 +294,14 @@ class Places:
         )
         for where, shape in self.shapes[held.stack, held.layer].items():
             if end.fullmatch(where) and len(shape) > 1:
-                if (
-                    self._outputs[held.stack, held.layer, where] == 1
-                    and len(shape) == 2
-                ):
-                    return shape[0]
-                return shape[-1]
+                by_inputs = self._outputs[held.stack, held.layer, where] == 1
+                return shape[0 if by_inputs and len(shape) == 2 else -1]
         return 0
 
     def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of this role can have this shape; W_O and W_out write the residual stream, others read."""
-        if (
-            not role
-            or not self.width
-            or len(shape) != 2
-            or held.suffix == ".cross"
-            or role == "W_rel"
-        ):
+        is_checked = role not in ("", "W_rel") and held.suffix != ".cross"
+        if not (is_checked and self.width and len(shape) == 2):
             return True
         by_inputs = self._outputs.get((held.stack, held.layer, held.where)) == 1
         outputs, inputs = shape[::-1] if by_inputs else shape

@@ -6,13 +6,16 @@ import copy
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, product
+from os.path import commonprefix
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from hessfig.curvature.dispatch import Dispatch
 from hessfig.curvature.problem import real_parameters
@@ -52,7 +55,9 @@ class Use:
 _PLACES = {
     **dict.fromkeys(("mm", "bmm", "_grouped_mm"), (0, 1, -1)),
     **dict.fromkeys(("addmm", "baddbmm"), (1, 2, -1)),
-    **{"linear": (0, 1, 0), "embedding": (1, 0, -1), "convolution": (0, 1, 0)},
+    "linear": (0, 1, 0),
+    "embedding": (1, 0, -1),
+    "convolution": (0, 1, 0),
 }
 _VECTORS = ("mm", "bmm", "_grouped_mm", "addmm", "baddbmm", "linear")
 
@@ -72,6 +77,7 @@ class Watch(Dispatch):
         blank: Collection[str] = (),
     ) -> None:
         super().__init__()
+        self._parameters = parameters
         self._held = defaultdict[int, list[tuple[str, Tensor]]](list)
         for path, tensor in parameters.items():
             self._held[tensor.untyped_storage().data_ptr()].append((path, tensor))
@@ -113,12 +119,7 @@ class Watch(Dispatch):
         path = self._path(weight)
         if path is None:
             return None
-        (parameter,) = [
-            one
-            for name, one in self._held[weight.untyped_storage().data_ptr()]
-            if name == path
-        ]
-        lies = _lies(parameter, weight, axis)
+        lies = _lies(self._parameters[path], weight, axis)
         if lies is None:
             return None
         number = self._numbers[path, lies[1]]
@@ -284,70 +285,47 @@ class NetworkTrial:
     def _note_calls(self) -> None:
         """Run once more, and keep the arguments of the first call of each part."""
 
-        def note(place: str) -> Any:
-            def before(module: nn.Module, arguments: Any, words: Any) -> None:
-                del module
-                self.calls.setdefault(place, _copied((arguments, words)))
+        def note(place: str, module: nn.Module, arguments: Any, words: Any) -> None:
+            del module
+            self.calls.setdefault(place, _copied((arguments, words)))
 
-            return before
-
-        parts = [
-            (place, one)
-            for place, one in self.network.named_modules()
-            if place and _is_split(one)
-        ]
-        handles = [
-            one.register_forward_pre_hook(note(place), with_kwargs=True)
-            for place, one in parts
-        ]
-        try:
+        with ExitStack() as hooks:
+            for place, module in self.network.named_modules():
+                matrices = sum(one.ndim > 1 for one in module.parameters())
+                if place and matrices > 1:
+                    hook = partial(note, place)
+                    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+                    hooks.callback(handle.remove)
             self.run("")
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _is_split(module: nn.Module) -> bool:
-    """Whether a module contains more than one matrix."""
-    return sum(one.ndim > 1 for one in module.parameters()) > 1
 
 
 def _shared_place(paths: Collection[str]) -> str:
     """Return the smallest module that contains all of these parameters."""
-    places = [path.split(".")[:-1] for path in paths]
-    shared = [parts[0] for parts in zip(*places, strict=False) if len({*parts}) == 1]
-    differ = next(
-        (
-            at
-            for at, parts in enumerate(zip(*places, strict=False))
-            if len({*parts}) > 1
-        ),
-        len(shared),
-    )
-    return ".".join(shared[:differ])
+    return ".".join(commonprefix([path.split(".")[:-1] for path in paths]))  # noqa: RUF071 - of lists
 
 
-def _copied(thing: Any, memo: dict[int, Any] | None = None) -> Any:
+def _copied(call: Call) -> Call:
     """Return the arguments of a module, copied if possible, because a run may write into them (caches).
 
     Identical objects stay identical, since this distinguishes self-attention.
     """
-    memo = {} if memo is None else memo
-    if id(thing) not in memo:
-        memo[id(thing)] = _copy_of(thing, memo)
-    return memo[id(thing)]
+    memo = dict[int, Any]()
+
+    def copied(thing: Any) -> Any:
+        if id(thing) not in memo:
+            memo[id(thing)] = _copy_of(thing)
+        return memo[id(thing)]
+
+    copies: Call = tree_map(copied, call)
+    return copies
 
 
-def _copy_of(thing: Any, memo: dict[int, Any]) -> Any:
+def _copy_of(thing: Any) -> Any:
     if isinstance(thing, Tensor):
         return thing.detach().clone()
-    if type(thing) in (tuple, list):
-        return type(thing)(_copied(one, memo) for one in thing)
-    if type(thing) is dict:
-        return {name: _copied(one, memo) for name, one in thing.items()}
+    if isinstance(thing, nn.Module):
+        return thing
     with suppress(Exception):  # an object that cannot be copied is passed on unchanged
-        if isinstance(thing, nn.Module):
-            return thing
         return copy.deepcopy(thing)
     return thing
 
@@ -370,9 +348,7 @@ def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
         part = getattr(network, get, lambda: None)()
     except NotImplementedError:
         return []
-    if part is None:
-        return []
-    return list(part.parameters())
+    return list(part.parameters()) if part is not None else []
 
 
 def call_of(inputs: Any, network: nn.Module) -> Call:
@@ -415,33 +391,20 @@ def made_up(network: nn.Module) -> Iterator[Call]:
             for place, name in enumerate(asked)
         ]
         given = tuple(arguments) or (example,)
-        if (
-            getattr(config, "is_encoder_decoder", False)
-            and "decoder_input_ids" in named
-        ):
+        is_pair = getattr(config, "is_encoder_decoder", False)
+        if is_pair and "decoder_input_ids" in named:
             yield given, {**words, "decoder_input_ids": second}
         if has_cross:
-            width = first(config, WIDTHS)
-            yield (
-                given,
-                {
-                    **words,
-                    "encoder_hidden_states": _vectors(network, _LENGTH + 1, width),
-                },
-            )
+            states = _vectors(network, _LENGTH + 1, first(config, WIDTHS))
+            yield given, {**words, "encoder_hidden_states": states}
         yield given, words
 
 
 def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield random inputs, each with a shorter one for further arguments of the network."""
-    lengths = list(
-        dict.fromkeys(
-            [
-                _LENGTH,
-                *(p.shape[-2] for p in _outside(network) if 1 < p.shape[-2] < _MOST),
-            ]
-        )
-    )
+    heights = [one.shape[-2] for one in _outside(network)]
+    fitting = [height for height in heights if 1 < height < _MOST]
+    lengths = dict.fromkeys([_LENGTH, *fitting])
     for length in lengths:
         if words := _words(network):
             yield _tokens(network, length, words), _tokens(network, length - 1, words)
@@ -451,10 +414,9 @@ def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         for length in lengths:
             yield _vectors(network, length, width), _vectors(network, length - 1, width)
             yield (_vectors(network, length, width),) * 2
-    filters = [parameter for parameter in network.parameters() if parameter.ndim == 4][
-        :1
-    ]
-    for kernel, side in product(filters, _sides(network)):
+    filters = [matrix for matrix in matrices if matrix.ndim == 4][:1]
+    own = first(getattr(network, "config", None), ("image_size",))
+    for kernel, side in product(filters, [own] if own else _SIDES):
         picture = _normal(_SAMPLES, kernel.shape[1], side, side, seed=1).to(kernel)
         yield (picture,) * 2
 
@@ -467,13 +429,6 @@ def _outside(network: nn.Module) -> list[Tensor]:
         for path, one in named
         if one.ndim > 1 and not any(part.isdigit() for part in path.split("."))
     ]
-
-
-def _sides(network: nn.Module) -> list[int]:
-    own = first(getattr(network, "config", None), ("image_size",))
-    if own:
-        return [own]
-    return list(_SIDES)
 
 
 def _words(network: nn.Module) -> int:

@@ -88,19 +88,15 @@ class _Runs:
         self._uses, _ = self.trial.run(
             self.place, changes, [self.into.path, *changes], self.blank
         )
-        seen = [
-            one
-            for one in self._uses
-            if one.path == self.into.path and one.given is not None
-        ]
-        if not seen or any(one.axis != self.into.axis for one in seen):
+        inputs = []
+        axes = set[int]()
+        for one in self._uses:
+            if one.path == self.into.path and one.given is not None:
+                inputs.append(one.given)
+                axes.add(one.axis)
+        if axes != {self.into.axis}:
             raise CannotRun(f"{self.into.path} is not used as a map along its axis")
-        inputs = [
-            one.given
-            for one in (seen[:1] if self.once else seen)
-            if one.given is not None
-        ]
-        return torch.cat(inputs)
+        return torch.cat(inputs[:1] if self.once else inputs)
 
     def given(self, name: str) -> Tensor:
         """Return the inputs of the map of a weight at its first use (rows, inputs)."""
@@ -110,13 +106,10 @@ class _Runs:
             for one in self._uses
             if one.path == part.path and one.start <= int(part.columns.min())
         ]
-        if below:
-            inputs = min(below, key=lambda one: (-one.start, one.number)).given
-        else:
-            inputs = None
-        if inputs is None:
+        used = min(below, key=lambda one: (-one.start, one.number), default=None)
+        if used is None or used.given is None:
             raise CannotRun(f"{part.path} is not used")
-        return inputs
+        return used.given
 
     def _values(self, puts: dict[str, Put], use: Use, output: Tensor) -> Tensor:
         """Return the values (rows, outputs) that replace the outputs of a map."""

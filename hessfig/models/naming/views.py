@@ -31,9 +31,8 @@ class _View:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        if self.blocks == 1 or self.axis:
-            return ()
-        return (self.blocks, self.total // self.blocks)
+        is_split = self.blocks > 1 and not self.axis
+        return (self.blocks, self.total // self.blocks) if is_split else ()
 
     @property
     def indices(self) -> list[Any]:
@@ -68,17 +67,13 @@ def named(held: Held) -> Iterator[Weight]:
     axis, total = held.outputs, 0
     sizes = _sizes(held, held.shape[axis])
     by = held.role.partition(" by ")[2]
+    blocks = int(by) if by.isdigit() else 1
+    if by == "heads":
+        blocks = _groups(held, sizes)
     for place, (name, size) in enumerate(zip(held.names, sizes, strict=True)):
+        cut = slice(total, total + size)
         if by == "entries":
             cut = slice(place, None, len(sizes))
-        else:
-            cut = slice(total, total + size)
-        if by.isdigit():
-            blocks = int(by)
-        elif by == "heads":
-            blocks = _groups(held, sizes)
-        else:
-            blocks = 1
         view = _View(axis, held.shape[axis], blocks, cut, is_whole=len(sizes) == 1)
         yield from _parts(held, f"{name}{held.suffix}", size, view)
         total += size
@@ -102,17 +97,14 @@ def _parts(held: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
     if held.is_bias:
         return
     finer = replace(whole, groups=(), is_main=False, is_finer=True)
-    for word, parts in (
-        ("head", _heads_of(held, name, size, view)),
-        ("expert", _experts_of(held, view)),
-    ):
+    pieces = {
+        "head": _heads_of(held, name, size, view),
+        "expert": _experts_of(held, view),
+    }
+    for word, parts in pieces.items():
         for at, index in parts.items():
-            yield replace(
-                finer,
-                name=f"{name}.{word}{at + 1}",
-                size=entries // len(parts),
-                index=index,
-            )
+            called = f"{name}.{word}{at + 1}"
+            yield replace(finer, name=called, size=entries // len(parts), index=index)
 
 
 def _heads_of(held: Held, name: str, size: int, view: _View) -> dict[int, Any]:
@@ -173,9 +165,7 @@ def columns_of(weight: Weight, shape: tuple[int, ...], axis: int) -> Tensor:
 
 
 def _at(axis: int, cut: slice) -> Any:
-    if axis:
-        return (_ALL,) * axis + (cut,)
-    return cut
+    return (_ALL,) * axis + (cut,) if axis else cut
 
 
 def own(held: Held) -> Weight:

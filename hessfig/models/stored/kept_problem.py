@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from hessfig.config.enums import State
@@ -24,15 +23,6 @@ def opening(config: Config, seed: int, ids: Ids, at_once: int, content: Any) -> 
     return repr(settings), seed, at_once, ids.shape, ids.tobytes(), content
 
 
-@dataclass(frozen=True)
-class _Last:
-    """A problem, what it was made of, and how often each of its tensors had been changed in place."""
-
-    made_of: Any
-    problem: Objective
-    versions: list[int]
-
-
 class KeptProblem:
     """The last problem that was opened and compared with the network itself, returned again for the same opening.
 
@@ -42,22 +32,20 @@ class KeptProblem:
     """
 
     def __init__(self) -> None:
-        self._last: _Last | None = None
+        # The problem, what it was made of, and the versions of its tensors.
+        self._last: tuple[Objective, Any, list[int]] | None = None
 
     def problem(self, made_of: Any, opened: Callable[[], Objective]) -> Objective:
         """Return the kept problem if it is `made_of` the same; else the one `opened` now, kept unless it is large."""
-        last, self._last = self._last, None
-        if (
-            last is not None
-            and last.made_of == made_of
-            and last.versions == versions_of(last.problem)
-        ):
-            self._last = last
-            return last.problem
-        del last  # as large as the network
+        if self._last is not None:
+            problem, *made = self._last
+            if made == [made_of, versions_of(problem)]:
+                return problem
+            del problem  # as large as the network
+        self._last = None
         problem = opened()
         if made_of is not None and size_of(problem) <= MOST_BYTES:
-            self._last = _Last(made_of, problem, versions_of(problem))
+            self._last = problem, made_of, versions_of(problem)
         return problem
 
 

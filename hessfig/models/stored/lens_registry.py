@@ -124,18 +124,15 @@ def _native(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
     del name
     width, heads = sizes["d_model"], sizes["n_heads"]
     given = {
-        **{
-            "n_layers": sizes["n_layers"],
-            "n_heads": heads,
-            "d_model": width,
-            "d_mlp": sizes["d_mlp"],
-        },
-        **{
-            "d_head": sizes["d_head"] or width // heads,
-            "n_ctx": sizes["context"],
-            "act_fn": "gelu",
-        },
-        **{"d_vocab": sizes["vocabulary"] or 512, "normalization_type": "LN"},
+        "n_layers": sizes["n_layers"],
+        "n_heads": heads,
+        "d_model": width,
+        "d_mlp": sizes["d_mlp"],
+        "d_head": sizes["d_head"] or width // heads,
+        "n_ctx": sizes["context"],
+        "act_fn": "gelu",
+        "d_vocab": sizes["vocabulary"] or 512,
+        "normalization_type": "LN",
     }
     return boot(TransformerBridgeConfig.from_dict({**given, **options})).eval()
 

@@ -19,19 +19,16 @@ ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 NORMS = ("LN", "LNPre", None)
 _COUNTS = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_ctx")
 _FLAGS = (
-    *(
-        "parallel_attn_mlp",
-        "gated_mlp",
-        "use_local_attn",
-        "scale_attn_by_inverse_layer_idx",
-    ),
-    *(
-        "final_rms",
-        "post_embedding_ln",
-        "use_normalization_before_and_after",
-        "use_qk_norm",
-    ),
-    *("scale_embedding", "shortformer_pos"),
+    "parallel_attn_mlp",
+    "gated_mlp",
+    "use_local_attn",
+    "scale_attn_by_inverse_layer_idx",
+    "final_rms",
+    "post_embedding_ln",
+    "use_normalization_before_and_after",
+    "use_qk_norm",
+    "scale_embedding",
+    "shortformer_pos",
 )
 # Settings of architectures that are not supported here, with the values that disable
 # them.

@@ -40,9 +40,10 @@ def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     model, and if its files are not those that were planned.
     """
     if model_folder.is_random(config):
-        model = _random(config, seed)
+        with global_draws(stream(seed, "huggingface")):
+            model = load_model(*model_folder.settings_of(config), "cpu")
     else:
-        model = _read(config)[0]
+        model, _ = _read(config)
     model.config.use_cache = False  # of keys and values, for generation
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -66,10 +67,9 @@ def load_model(
     """
     known = _configuration(settings, where)
     is_encoder = known.model_type in ENCODERS
+    maker = transformers.AutoModelForCausalLM
     if is_encoder:
         maker = transformers.AutoModelForMaskedLM
-    else:
-        maker = transformers.AutoModelForCausalLM
     try:
         with alone(), torch.device(device):
             model = maker.from_config(
@@ -117,21 +117,15 @@ def _configuration(settings: Settings, where: str) -> transformers.PreTrainedCon
     return found
 
 
-def _random(config: Config, seed: int) -> transformers.PreTrainedModel:
-    with global_draws(stream(seed, "huggingface")):
-        return load_model(*model_folder.settings_of(config), "cpu")
-
-
 def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     """Return the model in a folder, and the weights in the folder that the model does not have."""
     place = model_folder.folder(str(config.model.path), config.model.download)
     tensors = read_tensors(config, place)
     known = _configuration(*model_folder.settings_of(config))
     is_encoder = known.model_type in ENCODERS
+    models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if is_encoder:
         models = transformers.MODEL_FOR_MASKED_LM_MAPPING
-    else:
-        models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     weights = {
         name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING
     }

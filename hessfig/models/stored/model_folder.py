@@ -27,8 +27,14 @@ _FORM = f"a folder that model.save_pretrained wrote: {CONFIG}, *.safetensors"
 _LONGEST = 2**26
 # The files from which transformers builds a tokenizer, besides config.json.
 _TOKENIZER = (
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
 )
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")
 

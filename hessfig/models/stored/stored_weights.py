@@ -22,7 +22,13 @@ def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
         hashes.append(own)
         tensors = tensors_of(content, path, model_folder.KEY)
         del content
-        _check_once([*every], [*tensors], path)
+        if twice := sorted({*every} & {*tensors}):
+            raise UserError(
+                f"{model_folder.KEY}: a weight is contained in two files",
+                got=f"{path.name}: {first_few(twice)}",
+                allowed="every weight once",
+                remedy="save the model again: model.save_pretrained(DIR)",
+            )
         every |= tensors
     check_pin(
         place,
@@ -33,16 +39,6 @@ def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
         planned=model_folder.pin_of(config, 0),
     )
     return every
-
-
-def _check_once(before: list[str], now: list[str], path: Path) -> None:
-    if twice := sorted({*before} & {*now}):
-        raise UserError(
-            f"{model_folder.KEY}: a weight is contained in two files",
-            got=f"{path.name}: {first_few(twice)}",
-            allowed="every weight once",
-            remedy="save the model again: model.save_pretrained(DIR)",
-        )
 
 
 def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:

@@ -46,9 +46,8 @@ class Plan:
 
     def __str__(self) -> str:
         number = math.ceil(self.total / self.sequences)
-        if number > 1:
-            batches = f"in {number} micro-batches of {self.sequences}"
-        else:
+        batches = f"in {number} micro-batches of {self.sequences}"
+        if number == 1:
             batches = "at once"
         return f"{self.total} sequences {batches}, about {self.bytes / 1e9:.2g} GB"
 
@@ -127,11 +126,9 @@ class Stored:
     def plan(self, config: Config) -> Plan:
         """Return the micro-batches. Raises UserError if not even one sequence fits into config.memory."""
         sizes = self.sizes(config)
-        is_padded = config.task.data == Data.masked_tokens and is_text(config.task)
-        if is_padded:
+        length = length_of(config.task, sizes.context)
+        if config.task.data == Data.masked_tokens and is_text(config.task):
             length = self.ids(config).shape[1]
-        else:
-            length = length_of(config.task, sizes.context)
         return planned(config, sizes, self.layout(config), length)
 
     def ids(self, config: Config) -> Ids:
@@ -161,18 +158,12 @@ class Stored:
         For a text, the ids by the tokenizer are hashed, too.
         """
         plan = self.plan(config)
-        batches = [] if plan.sequences == plan.total else [plan.sequences]
+        parts: list[str | int] = [self.weights(config), source_of_tokens(config.task)]
         if is_text(config.task):
-            encoded = [hashlib.sha256(self.ids(config).tobytes()).hexdigest()]
-        else:
-            encoded = []
-        parts = [
-            self.weights(config),
-            source_of_tokens(config.task),
-            *encoded,
-            *batches,
-            *self.marks(config),
-        ]
+            parts.append(hashlib.sha256(self.ids(config).tobytes()).hexdigest())
+        if plan.sequences < plan.total:
+            parts.append(plan.sequences)
+        parts += self.marks(config)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def about(self, config: Config) -> str:
