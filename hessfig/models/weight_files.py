@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin, existing_file
 from hessfig.rng import row_major
 
@@ -98,3 +98,27 @@ def _unreadable(path: Path, key: str, why: str) -> UserError:
         allowed=FORMS,
         remedy="save the network with safetensors.torch.save_file(network.state_dict(), FILE)",
     )
+
+
+def in_words(lists: Mapping[str, list[str]]) -> str:
+    """Return lists of names under what is wrong with them."""
+    return "; ".join(f"{what}: {first_few(names)}" for what, names in lists.items())
+
+
+def check_finite(
+    weights: Mapping[str, Tensor], place: str, dtype: str, key: str
+) -> None:
+    """Raise UserError for weights in `dtype` that are not finite, or not of a floating-point type."""
+    bad = [
+        name
+        for name, weight in weights.items()
+        if not (weight.dtype in FLOATING and weight.isfinite().all())
+    ]
+    if bad:
+        raise UserError(
+            f"{key}: {place} contains numbers that are not finite in torch.{dtype}, "
+            "or not of a floating-point type",
+            got=first_few(bad),
+            allowed="finite floating-point numbers",
+            remedy="save the weights again, from before the training diverged; or dtype=float64",
+        )

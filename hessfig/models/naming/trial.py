@@ -405,10 +405,10 @@ def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     heights = [one.shape[-2] for one in _outside(network)]
     fitting = [height for height in heights if 1 < height < _MOST]
     lengths = dict.fromkeys([_LENGTH, *fitting])
-    for length in lengths:
-        if words := _words(network):
-            yield _tokens(network, length, words), _tokens(network, length - 1, words)
-            yield (_tokens(network, length, words),) * 2
+    words = _words(network)
+    for length in lengths if words else ():
+        yield _tokens(network, length, words), _tokens(network, length - 1, words)
+        yield (_tokens(network, length, words),) * 2
     matrices = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     for width in dict.fromkeys(matrices[0].shape[::-1] if matrices else ()):
         for length in lengths:

@@ -54,10 +54,9 @@ class Given:
         """Return the first samples, along the likeliest axes; targets may have several rows for each sample."""
         axes = tuple(_axes_of(tensor, self.size)[0] for _, tensor in self.tensors)
         few = self.rows(torch.arange(count, device=self.device), axes)
+        rows = 1
         if isinstance(self.targets, Tensor) and self.targets.ndim:
             rows = len(self.targets) // self.size
-        else:
-            rows = 0
         return replace(few, targets=self.targets[: count * rows]) if rows > 1 else few
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
@@ -75,15 +74,9 @@ class Given:
     @property
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Every tensor of the batch with a name."""
-        named = [
-            *((f"input {n}", one) for n, one in enumerate(self.arguments)),
-            *self.words.items(),
-        ]
-        return [
-            (name, one)
-            for name, one in [*named, ("targets", self.targets)]
-            if isinstance(one, Tensor)
-        ]
+        named = [(f"input {number}", one) for number, one in enumerate(self.arguments)]
+        named += [*self.words.items(), ("targets", self.targets)]
+        return [(name, one) for name, one in named if isinstance(one, Tensor)]
 
     @property
     def device(self) -> torch.device:
@@ -102,8 +95,8 @@ class Shell(nn.Module):
         super().__init__()
         for held in ("_parameters", "_buffers", "_modules"):
             self.__dict__[held] = network.__dict__[held]
-        # In a tuple: no module of this one.
-        self.training, self._inside = (network.training, (network,))
+        self.training = network.training
+        self._inside = (network,)  # in a tuple: not a module of this one
 
 
 class KeptInputs(Shell):
@@ -147,18 +140,18 @@ class Rows(Shell):
     @property
     def inputs(self) -> list[Tensor]:
         """The rows of every batch."""
-        numbers = [torch.arange(one.size) for one in self.given]
-        return [
-            torch.stack([torch.full_like(rows, at), rows], dim=1)
-            for at, rows in enumerate(numbers)
-        ]
+        pairs = []
+        for number, one in enumerate(self.given):
+            rows = torch.arange(one.size)
+            pairs.append(torch.stack([torch.full_like(rows, number), rows], dim=1))
+        return pairs
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the outputs of all samples of one batch; of some of them where `by_sample` made the network."""
         number = int(rows[0, 0]) if len(self.given) > 1 else 0
         batch = self.given[number]
         if self._along is not None:
-            return self._outputs(batch.rows(rows[:, 1], self._along[number]))
+            batch = batch.rows(rows[:, 1], self._along[number])
         assert len(rows) == batch.size, "some samples are given to by_sample()"
         return self._outputs(batch)
 
@@ -227,30 +220,26 @@ class Rows(Shell):
         sum is excluded, the choice does not fit.
         """
         nothing, most = _Fit(axes, inf), SINGLES.of(whole.dtype)
+        is_by_sample = len(whole) == one.size
         outputs = list[Tensor]()
         for row in range(one.size):
             try:
-                outputs.append(
-                    self._shown(
-                        one.rows(torch.tensor([row], device=whole.device), axes), beside
-                    )
-                )
+                sample = one.rows(torch.tensor([row], device=whole.device), axes)
+                outputs.append(self._shown(sample, beside))
             except Exception:  # whatever it raises: this is not what the network takes
                 return nothing
-            if (
-                len(whole) == one.size
-                and not _off(far(outputs[-1], whole[row : row + 1]), size) <= most
-            ):
+            off = far(outputs[-1], whole[row : row + 1])
+            if is_by_sample and not _off(off, size) <= most:
                 return nothing
         alone = torch.cat(outputs)
-        if len(whole) == one.size:
+        if is_by_sample:
             return _Fit(axes, _off(far(alone, whole), size))
-        of_mean = _off(
-            far(alone.mean(0, keepdim=True), whole),
-            max(size, peak(alone.abs().mean(0))),
-        )
-        of_sum = _off(
-            far(alone.sum(0, keepdim=True), whole), max(size, peak(alone.abs().sum(0)))
+        of_mean, of_sum = (
+            _off(
+                far(joined(alone, 0, keepdim=True), whole),
+                max(size, peak(joined(alone.abs(), 0))),
+            )
+            for joined in (torch.mean, torch.sum)
         )
         if one.size > 1 and 0.0 < max(of_mean, of_sum) <= most:
             return nothing

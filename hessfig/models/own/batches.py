@@ -137,38 +137,32 @@ def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
     pairs = list(_paired(inputs, targets))
     if not pairs:
         raise _unknown("no batch was given", inputs, targets)
-    batches = [_given(batch, goal, inputs, targets) for batch, goal in pairs]
-    for batch in batches:
+    batches = []
+    for pair in pairs:
+        batch = _given(*pair, inputs, targets)
         for name, tensor in batch.tensors:
             if oddity(tensor):
                 check_tensor(name, tensor)
-    return [
-        replace(batch, targets=_labels(batch.targets)).mapped(
-            partial(_typed, real=real)
-        )
-        for batch in batches
-    ]
+        whole = replace(batch, targets=_labels(batch.targets))
+        batches.append(whole.mapped(partial(_typed, real=real)))
+    return batches
 
 
 def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
     """Yield (inputs, targets) of every batch."""
     named = targets is None or isinstance(targets, str)
+    is_tuple = isinstance(inputs, tuple)
+    is_pair = is_tuple and named and len(inputs) == 2
     if isinstance(inputs, Mapping | Tensor) or (
-        isinstance(inputs, tuple) and isinstance(targets, Tensor)
+        is_tuple and isinstance(targets, Tensor)
     ):
         yield inputs, targets
-    elif (
-        isinstance(inputs, tuple)
-        and named
-        and len(inputs) == 2
-        and not isinstance(inputs[0], Mapping | list)
-    ):
+    elif is_pair and not isinstance(inputs[0], Mapping | list):
         yield inputs
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
         every = list(keep_batches(inputs))
-        if named:
-            goals = [targets] * len(every)
-        else:
+        goals = [targets] * len(every)
+        if not named:
             goals = list(keep_batches(targets, "targets"))
         if len(goals) != len(every):
             raise _unknown(
@@ -183,13 +177,10 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
 
 def _given(batch: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     words: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {}
-    if words:
-        arguments: tuple[Any, ...] = ()
-    elif isinstance(batch, tuple | list):
+    arguments: tuple[Any, ...] = () if words else (batch,)
+    if isinstance(batch, tuple | list):
         arguments = tuple(batch)
-    else:
-        arguments = (batch,)
-    labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
+    labelled = goal is None or (isinstance(goal, str) and goal == LABELS)
     if goal is None or isinstance(goal, str):
         key = goal or LABELS
         if key not in words:
@@ -217,11 +208,8 @@ def _given(batch: Any, goal: Any, inputs: Any, targets: Any) -> Given:
 
 def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
     """Return a copy of a tensor in row-major order; floating-point tensors are cast to type `real`."""
-    return row_major(
-        tensor.detach().to(
-            real if tensor.is_floating_point() else tensor.dtype, copy=True
-        )
-    )
+    dtype = real if tensor.is_floating_point() else tensor.dtype
+    return row_major(tensor.detach().to(dtype, copy=True))
 
 
 def _labels(targets: Tensor) -> Tensor:
@@ -246,11 +234,8 @@ def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
         list(side) if isinstance(side, list | tuple) else [side]
         for side in (inputs, targets)
     )
-    if (
-        len(xs) != len(ys)
-        or not xs
-        or not all(isinstance(x, Tensor) for x in (*xs, *ys))
-    ):
+    are_tensors = all(isinstance(one, Tensor) for one in (*xs, *ys))
+    if len(xs) != len(ys) or not xs or not are_tensors:
         raise UserError(
             "inputs and targets are not tensors, or lists of as many tensors",
             got=f"{shape_of(inputs)} and {shape_of(targets)}",
@@ -262,8 +247,8 @@ def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
             check_tensor(name, tensor)
     # for layered networks every position is scored; other networks return only scored
     # outputs
-    scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
-    return [
-        Batch(_typed(x, real), _typed(_labels(y), real), at)
-        for x, y, at in zip(xs, ys, scored, strict=True)
-    ]
+    batches = []
+    for x, y in zip(xs, ys, strict=True):
+        scored = slice(0, x.shape[1]) if x.ndim > 1 else slice(None)
+        batches.append(Batch(_typed(x, real), _typed(_labels(y), real), scored))
+    return batches

@@ -40,14 +40,13 @@ from hessfig.models.own.own_checks import (
     shape_of,
     words_of,
 )
-from hessfig.models.own.own_network import Built
+from hessfig.models.own.own_network import CUT, Built
 from hessfig.models.own.preserved import (
     methods_of,
     preserved,
     reached_by,
     requiring_gradients,
 )
-from hessfig.models.own.run_checks import CUT
 from hessfig.models.own.weight_names import FOUND, named_layout
 from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import NO_STATES, drawing_from, global_states

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager as Context
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,9 +19,8 @@ from hessfig.models.own.own_checks import differentiable
 from hessfig.models.own.preserved import preserved
 from hessfig.rng import TURN
 
-_RUNNING = set[
-    int
-]()  # networks whose tensors have been replaced already, for calls within calls
+# Networks whose tensors have been replaced already, for calls within calls.
+_RUNNING = set[int]()
 
 
 class InPlace(nn.Module):
@@ -34,8 +34,8 @@ class InPlace(nn.Module):
 
     def __init__(self, network: nn.Module, real: torch.dtype, *beside: Any) -> None:
         super().__init__()
-        # In a tuple: no module of this one.
-        self._inside, self._beside = ((network,), beside)
+        self._inside = (network,)  # in a tuple: not a module of this one
+        self._beside = beside
         self._modes = {
             path: module.training for path, module in network.named_modules()
         }
@@ -57,7 +57,8 @@ class InPlace(nn.Module):
         network = self._inside[0]
         with TURN, ExitStack() as stack:
             if id(network) not in _RUNNING:
-                stack.enter_context(_noted(network))
+                _RUNNING.add(id(network))
+                stack.callback(_RUNNING.discard, id(network))
                 stack.enter_context(preserved(network, *self._beside, numbers=False))
                 stack.enter_context(differentiable(network))
                 stack.enter_context(_Strays(self._put()))
@@ -75,29 +76,23 @@ class InPlace(nn.Module):
                     f"{path}.{name}" if path else name
                 ]
         own = {*network.modules()}
-        beside = (
-            one
-            for thing in self._beside
-            if isinstance(thing, nn.Module)
-            for one in thing.modules()
-        )
-        others = [module for module in beside if module not in own]
         real = next(one.dtype for one in self.parameters() if one.is_floating_point())
-        for held, name, tensor in (
-            place for module in others for place in held_by(module)
-        ):
-            if id(tensor) not in instead:
-                instead[id(tensor)] = cast(tensor, real)
-            held[name] = instead[id(tensor)]
+        losses = [one for one in self._beside if isinstance(one, nn.Module)]
+        for module in chain.from_iterable(one.modules() for one in losses):
+            if module in own:
+                continue
+            for held, name, tensor in held_by(module):
+                if id(tensor) not in instead:
+                    instead[id(tensor)] = cast(tensor, real)
+                held[name] = instead[id(tensor)]
         return instead
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers by name; a run may change buffers: it gets copies."""
-        buffers = {
-            name: one.clone()
-            for name, one in self.named_buffers(remove_duplicate=False)
-        }
-        return {**dict(self.named_parameters(remove_duplicate=False)), **buffers}
+        tensors = dict[str, Tensor](self.named_parameters(remove_duplicate=False))
+        for name, one in self.named_buffers(remove_duplicate=False):
+            tensors[name] = one.clone()
+        return tensors
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlace:
         """Return another one with tensors of its own, which runs the same network."""
@@ -133,23 +128,12 @@ def _mirror(
             _mirror(child, ours._modules[name], real, mirrored)
 
 
-@contextmanager
-def _noted(network: nn.Module) -> Iterator[None]:
-    _RUNNING.add(id(network))
-    try:
-        yield
-    finally:
-        _RUNNING.discard(id(network))
-
-
 def held_by(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """Yield every parameter and buffer of a module: the dictionary that contains it, its name, and the tensor."""
     for tensors in (module._parameters, module._buffers):
-        yield from (
-            (tensors, name, one)
-            for name, one in list(tensors.items())
-            if one is not None
-        )
+        for name, one in list(tensors.items()):
+            if one is not None:
+                yield tensors, name, one
 
 
 class _Strays(TorchFunctionMode):

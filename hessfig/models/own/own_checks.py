@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -180,16 +180,12 @@ def check_scripted(network: nn.Module) -> None:
 
 def _check_weight_norm(network: nn.Module) -> None:
     """Raise UserError for torch.nn.utils.weight_norm, whose second derivatives are wrong in torch 2.15."""
-    named = [
-        (path, hook)
-        for path, one in network.named_modules()
-        for hook in one._forward_pre_hooks.values()
-    ]
     parts = []
-    for path, hook in named:
-        if isinstance(hook, OldWeightNorm):
-            where = f"module {path!r}" if path else "the network itself"
-            parts.append(f"the {hook.name} of {where}")
+    for path, module in network.named_modules():
+        where = f"module {path!r}" if path else "the network itself"
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, OldWeightNorm):
+                parts.append(f"the {hook.name} of {where}")
     if parts:
         raise UserError(
             "torch.nn.utils.weight_norm: its second derivatives are wrong in torch",
@@ -202,21 +198,19 @@ def _check_weight_norm(network: nn.Module) -> None:
 
 def check_mode(network: nn.Module) -> None:
     random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    loose = [
-        name
+    odd = [
+        (name, module)
         for name, module in network.named_modules()
         if isinstance(module, random)
-        and module.training
-        and getattr(module, "p", 1.0) > 0
     ]
+    loose = [name for name, one in odd if one.training and getattr(one, "p", 1.0) > 0]
     if loose:
+        has_norm = any(isinstance(one, random[1]) for _, one in odd)
         raise UserError(
             "the network is in training mode: its outputs are random or depend on the whole batch",
             got=f"training: {', '.join(loose[:3])}",
             allowed="dropout and batch norms in evaluation mode",
-            remedy="network.eval()"
-            + _OF_THE_BATCH
-            * any(isinstance(one, random[1]) for one in network.modules()),
+            remedy="network.eval()" + _OF_THE_BATCH * has_norm,
         )
 
 
@@ -238,14 +232,10 @@ def oddity(tensor: Tensor) -> str:
 def check_tensor(name: str, tensor: Tensor) -> None:
     odd = oddity(tensor)
     if odd or tensor.ndim == 0 or tensor.numel() == 0:
-        if odd:
-            what = f"a tensor that is {odd}"
-        elif tensor.ndim:
-            what = "no sample"
-        else:
-            what = "a single number"
+        what = "no sample" if tensor.ndim else "a single number"
         remedy = "leave empty batches out"
         if odd:
+            what = f"a tensor that is {odd}"
             remedy = _REMEDIES.get(odd, "tensor.to_dense()")
         raise UserError(
             f"{name}: {what}",
@@ -316,18 +306,12 @@ class Bag(nn.EmbeddingBag):
         if self.padding_idx is not None:
             factors = (words != self.padding_idx).to(self.weight)
         if self.mode == "mean":
-            lengths = torch.zeros(
-                count, dtype=factors.dtype, device=factors.device
-            ).index_add(0, bag, factors)
+            lengths = factors.new_zeros(count).index_add(0, bag, factors)
             factors = factors / lengths.clamp(min=1.0)[bag]
         elif per_sample_weights is not None:
             factors = factors * per_sample_weights.flatten()
-        sums = torch.zeros(
-            count, self.weight.shape[1], dtype=factors.dtype, device=factors.device
-        )
-        return sums.index_add(
-            0, bag, factors[:, None] * F.embedding(words, self.weight)
-        )
+        rows = factors[:, None] * F.embedding(words, self.weight)
+        return factors.new_zeros(count, rows.shape[1]).index_add(0, bag, rows)
 
 
 class WeightNorm(parametrizations._WeightNorm):
@@ -363,26 +347,16 @@ def _with_experts(network: nn.Module) -> list[Any]:
 @contextmanager
 def differentiable(network: nn.Module) -> Iterator[None]:
     """Apply `replace_in` to a user's network within the context, and undo it afterwards."""
-    before = [
-        (
-            module,
-            type(module),
-            {name: vars(module)[name] for name in _settings_of(module)},
-        )
-        for module in network.modules()
-    ]
-    experts = [
-        (model, model.get_experts_implementation()) for model in _with_experts(network)
-    ]
-    replace_in(network)
-    try:
+    with ExitStack() as restored:
+        for module in network.modules():
+            restored.callback(setattr, module, "__class__", type(module))
+            own = {name: vars(module)[name] for name in _settings_of(module)}
+            restored.callback(vars(module).update, own)
+        for model in _with_experts(network):
+            implementation = model.get_experts_implementation()
+            restored.callback(model.set_experts_implementation, implementation)
+        replace_in(network)
         yield
-    finally:
-        for model, implementation in experts:
-            model.set_experts_implementation(implementation)
-        for module, kind, settings in before:
-            module.__class__ = kind
-            vars(module).update(settings)
 
 
 def _settings_of(module: nn.Module) -> dict[str, Any]:
@@ -393,29 +367,23 @@ def _settings_of(module: nn.Module) -> dict[str, Any]:
     """
     if not isinstance(module, _EMBEDDINGS):
         return {}
+    names = ("sparse", "scale_grad_by_freq")
+    settings: dict[str, Any] = {name: False for name in names if getattr(module, name)}
     has_padding = getattr(module, "padding_idx", None) is not None
-    is_padded = has_padding and isinstance(module, nn.Embedding)
-    keeps = "padding_idx" in getattr(
-        getattr(type(module).forward, "__code__", None), "co_names", ()
-    )
-    keeps = keeps and type(module).forward is not nn.Embedding.forward
-    settings: dict[str, Any] = {}
-    if is_padded and not keeps:
-        settings["padding_idx"] = None
-    for name in ("sparse", "scale_grad_by_freq"):
-        if getattr(module, name):
-            settings[name] = False
+    if has_padding and isinstance(module, nn.Embedding):
+        forward = type(module).forward
+        code = getattr(forward, "__code__", None)
+        is_read = "padding_idx" in getattr(code, "co_names", ())
+        if not is_read or forward is nn.Embedding.forward:
+            settings["padding_idx"] = None
     return settings
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:
     """Return the bag of every word, and how many bags there are."""
-    if offsets is None:
-        return torch.arange(len(words), device=words.device).repeat_interleave(
-            words.shape[1]
-        ), len(words)
-    starts = offsets[:-1] if last else offsets
     places = torch.arange(len(words), device=words.device)
-    return torch.searchsorted(
-        starts.contiguous(), places.to(starts), right=True
-    ) - 1, len(starts)
+    if offsets is None:
+        return places.repeat_interleave(words.shape[1]), len(words)
+    starts = (offsets[:-1] if last else offsets).contiguous()
+    bags = torch.searchsorted(starts, places.to(starts), right=True) - 1
+    return bags, len(starts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -191,17 +191,12 @@ class OwnFunction:
     @contextmanager
     def _moved(self) -> Iterator[None]:
         """Move the user's own weights by a step, in place, and restore them exactly."""
-        before = {
-            name: parameter.detach().clone()
-            for name, parameter in self.parameters.items()
-        }
-        try:
+        with ExitStack() as restored:
             for name, parameter in self.parameters.items():
+                own = parameter.detach().clone()
+                restored.callback(parameter.data.copy_, own)
                 parameter.data.add_(self.directions.step[name])
             yield
-        finally:
-            for name, parameter in self.parameters.items():
-                parameter.data.copy_(before[name])
 
 
 class _NotedEmbeddings(TorchFunctionMode):

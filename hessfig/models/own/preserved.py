@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import ChainMap, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hessfig.models.identity import is_library, names_in
-from hessfig.rng import is_row_major, kept_draws, lay_out
+from hessfig.rng import is_row_major, kept_draws, row_major
 
 _CONTAINERS = (dict, list, set, deque)
 # What most of the things that are reached are; for these, the first question is enough.
@@ -65,13 +65,11 @@ def preserved_loader(loader: Any) -> Iterator[None]:
             yield
         return
     found = [getattr(one, "generator", None) for one in (loader, loader.sampler)]
-    with preserved(*found):
+    with preserved(*found), ExitStack() as restored:
         # A loop that runs would end where this pass ends.
-        workers, loader._iterator = (loader._iterator, None)
-        try:
-            yield
-        finally:
-            loader._iterator = workers
+        restored.callback(setattr, loader, "_iterator", loader._iterator)
+        loader._iterator = None
+        yield
 
 
 @contextmanager
@@ -81,56 +79,35 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     Flags are set and restored one by one, because `eval()` may change weights (adapters
     that merge).
     """
-    modes = [(module, module.training) for module in network.modules()]
-    try:
-        for module, _ in modes:
+    with ExitStack() as restored:
+        for module in network.modules():
+            restored.callback(setattr, module, "training", module.training)
             module.training = False
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager
 def laid_out(network: nn.Module) -> Iterator[None]:
     """Store parameters and buffers in row-major order, which batch norms of torch require in their backward pass."""
-    others = [
-        (t, t.data)
-        for t in (*network.parameters(), *network.buffers())
-        if not is_row_major(t)
-    ]
-    try:
-        if others:
-            lay_out(network)
+    with ExitStack() as restored:
+        for tensor in (*network.parameters(), *network.buffers()):
+            if not is_row_major(tensor):
+                restored.callback(setattr, tensor, "data", tensor.data)
+                tensor.data = row_major(tensor.data)
         yield
-    finally:
-        for tensor, data in others:
-            tensor.data = data
 
 
 @contextmanager
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Make parameters require gradients and remove their hooks, which are not part of the function."""
-    leaves = list(parameters)
-    flags = [leaf.requires_grad for leaf in leaves]
-    hooks = [_taken(leaf._backward_hooks) for leaf in leaves]
-    try:
-        for leaf in leaves:
+    with ExitStack() as restored:
+        for leaf in parameters:
+            restored.callback(leaf.requires_grad_, leaf.requires_grad)
+            hooks = leaf._backward_hooks or {}
+            restored.callback(hooks.update, dict(hooks))
+            hooks.clear()
             leaf.requires_grad_()
         yield
-    finally:
-        for leaf, flag, own in zip(leaves, flags, hooks, strict=True):
-            leaf.requires_grad_(flag)
-            if own and leaf._backward_hooks is not None:
-                leaf._backward_hooks.update(own)
-
-
-def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:
-    """Remove the hooks of a tensor and return them."""
-    own = dict(hooks or {})
-    if hooks:
-        hooks.clear()
-    return own
 
 
 class _State:
@@ -235,7 +212,11 @@ class _State:
         if id(holder) in seen:
             return
         seen.add(id(holder))
-        space = ChainMap(*_namespaces(holder))
+        space = dict[str, Any]()
+        for names_here in reversed([*_namespaces(holder)]):
+            space.update(names_here)
+        if not space:
+            return
         is_module = isinstance(holder, ModuleType)
         wanted = dict.fromkeys(names if is_module else (*names, *_CALLED))
         found = dict[str, Any]()
@@ -296,7 +277,7 @@ def _owners(holder: Any) -> list[Any]:
     return [one for one in kind.__mro__ if not is_library(one.__module__)]
 
 
-def _namespaces(holder: Any) -> Iterator[Mapping[str, Any]]:
+def _namespaces(holder: Any) -> Iterator[Any]:
     """Yield where the attributes of a module, class or object of the user are found; none for those of libraries."""
     if not isinstance(holder, ModuleType | type) and _is_open(holder):
         yield vars(holder)
@@ -321,8 +302,10 @@ def _is_open(thing: Any) -> bool:
 
 def _generator_of(thing: Any) -> Callable[[], object] | None:
     """Return a function that resets a random generator to its present state; None for other objects."""
+    state: Any
     if isinstance(thing, torch.Generator | numpy.random.RandomState):
-        return partial(thing.set_state, thing.get_state())
+        state = thing.get_state()
+        return partial(thing.set_state, state)
     if isinstance(thing, random.Random):
         return partial(thing.setstate, thing.getstate())
     if isinstance(thing, numpy.random.Generator):
@@ -352,6 +335,8 @@ def _refill(thing: Any, copy: Any) -> None:
 
 def _is_alike(thing: Any, copy: Any) -> bool:
     """Whether a container holds the same objects as before."""
+    if not thing and not copy:  # as most dictionaries of a module
+        return True
     if len(thing) != len(copy) or not all(map(is_, thing, copy)):
         return False
     if isinstance(thing, dict):

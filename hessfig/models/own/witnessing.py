@@ -40,7 +40,7 @@ from hessfig.models.own.copies import (
     in_place_of,
 )
 from hessfig.models.own.own_checks import Raised, shape_of
-from hessfig.models.own.own_function import OwnFunction
+from hessfig.models.own.own_function import OwnFunction, Shares
 from hessfig.models.own.own_network import Built, split_problem, whole_problem
 from hessfig.models.own.preserved import preserved
 from hessfig.models.own.weight_names import named_layout
@@ -74,11 +74,8 @@ def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
     if hasattr(returned, "network") and hasattr(returned, "objective"):
         objective: Objective = returned.objective(dtype)
         return objective
-    if (
-        not isinstance(returned, tuple)
-        or len(returned) not in (4, 5)
-        or not isinstance(returned[0], nn.Module)
-    ):
+    is_tuple = isinstance(returned, tuple) and len(returned) in (4, 5)
+    if not is_tuple or not isinstance(returned[0], nn.Module):
         raise UserError(
             f"model.factory: {source} returned something other than a problem",
             got=shape_of(returned),
@@ -117,6 +114,11 @@ class _Own:
     here: Derivatives
     beside: Derivatives
     place: Tensors
+
+    @classmethod
+    def of(cls, own: OwnFunction, shares: Shares, order: int) -> _Own:
+        """Return the derivatives of a function of the user."""
+        return cls(own.derivatives(shares, order), *own.beside(shares, order))
 
 
 @dataclass(frozen=True)
@@ -163,35 +165,24 @@ class Witnessing:
                     built = self.route.build(self.asked, real)
             except UserError as error:
                 refusals.append(error)
-                if not (
-                    isinstance(error, Uncopied)
-                    or (isinstance(error, Raised) and self._runs)
-                ):
+                is_of_copy = isinstance(error, Raised) and self._runs
+                if not isinstance(error, Uncopied) and not is_of_copy:
                     raise  # the error is about the user's input
                 continue
             witness = self._witness(built)
             if isinstance(witness, Witness):
                 return replace(built, problem=replace(built.problem, witness=witness))
             others[self.route.words] = witness
-        raise (
-            _other_function(self.asked.network, others, self.own.dtype)
-            if others
-            else refusals[0]
-        )
+        if others:
+            raise _other_function(self.asked.network, others, self.own.dtype)
+        raise refusals[0]
 
     def holds(self, built: Built, order: int) -> bool:
         """Whether a problem still equals the user's function at its present weights, up to derivatives of `order`."""
         if built.problem.witness and built.problem.witness.not_taken:
             return True  # nothing can be compared
-        return self._is_same(
-            built, self._compared(built.problem, self._own(built, order))
-        )
-
-    def _own(self, built: Built, order: int) -> _Own:
-        return _Own(
-            self.own.derivatives(built.shares, order),
-            *self.own.beside(built.shares, order),
-        )
+        own = _Own.of(self.own, built.shares, order)
+        return self._is_same(built, self._compared(built.problem, own))
 
     def _compared(self, objective: Objective, own: _Own) -> _Comparison:
         """Return the user's function and a problem side by side."""
@@ -199,19 +190,13 @@ class Witnessing:
         vectors = self.own.directions.like(leaves)[: len(own.here.products)]
         order = 2 if vectors else int(bool(own.here.slopes))
         here = derivatives(terms_of(objective, leaves), leaves, vectors, order)
-        moved = {
-            name: own.place[name].to(one).requires_grad_()
-            for name, one in leaves.items()
-        }
+        moved = _at(own.place, leaves)
         beside = derivatives(terms_of(objective, moved), moved, (), min(order, 1))
         ratio = self.own.directions.ratio
-        beside_weights = {
-            f"{name}{_AWAY}": one
-            for name, one in apart(own.beside, beside, ratio).items()
-        }
-        return _Comparison(
-            own, here, {**apart(own.here, here, ratio), **beside_weights}
-        )
+        off = apart(own.here, here, ratio)
+        for name, one in apart(own.beside, beside, ratio).items():
+            off[f"{name}{_AWAY}"] = one
+        return _Comparison(own, here, off)
 
     def _witness(self, built: Built) -> Witness | str:
         """Return the comparison of a problem with the user's function: a witness, or the difference in words."""
@@ -222,7 +207,7 @@ class Witnessing:
         try:
             if not self.route.is_whole and self._reads_more:
                 return _READS_MORE
-            own = self._own(built, 2)
+            own = _Own.of(self.own, built.shares, 2)
         except (Exception, SystemExit) as error:
             # An exception of the user's code is the reason.
             why = plain(f"{type(error).__name__}: {error}", most=300)
@@ -237,10 +222,9 @@ class Witnessing:
         if not self._is_same(built, seen):
             name = max(seen.off, key=lambda one: seen.off[one])
             return f"{name}: off by {seen.off[name]:.2g}"
-        if self.route.is_whole:
-            no_split = _READS_MORE if self._reads_more else _NOT_SPLIT
-        else:
-            no_split = ""
+        no_split = _NOT_SPLIT * self.route.is_whole
+        if no_split and self._reads_more:
+            no_split = _READS_MORE
         off, here = seen.off, seen.here
         del own, seen  # as large as several networks
         refusal = self._refusal(built.problem, here, self.own, built.shares)
@@ -262,9 +246,8 @@ class Witnessing:
         """
         problem = replace(built.problem, memory=self.asked.memory)
         if self.route.is_whole or is_small(problem.network) or 0 not in built.shares:
-            count = 0
-        else:
-            count = few_samples(problem)
+            return None
+        count = few_samples(problem)
         if not count:
             return None
         with suppress(Exception):  # a function that takes all samples alone
@@ -272,20 +255,17 @@ class Witnessing:
             if own.reads_more() or own.depends_on_batch():
                 return None
             whole = {0: 1.0}
-            seen = self._compared(
-                objective, _Own(own.derivatives(whole, 2), *own.beside(whole, 2))
-            )
+            seen = self._compared(objective, _Own.of(own, whole, 2))
             off = {**seen.off, **self._apart_in_value(built, seen, objective)}
-            if not _is_usual(seen.here) or max(off.values()) > max(
-                map(ROWS.of, (problem.dtype, self.own.dtype))
-            ):
+            most = max(map(ROWS.of, (problem.dtype, self.own.dtype)))
+            if not _is_usual(seen.here) or max(off.values()) > most:
                 return None
             here = seen.here
             del seen  # as large as several networks
-            is_refused = self._refusal(objective, here, own, whole)
-            size = self.own.directions.size_of_terms(here)
-            self.few = None if is_refused else own
-            return None if is_refused else Witness(self.route.words, off, size=size)
+            if not self._refusal(objective, here, own, whole):
+                self.few = own
+                size = self.own.directions.size_of_terms(here)
+                return Witness(self.route.words, off, size=size)
         return None
 
     def _apart_in_value(
@@ -300,10 +280,7 @@ class Witnessing:
         value at the weights alone. For rounding, see witness.apart.
         """
         leaves, off = leaves_of(built.problem, self.own.parameters), dict[str, float]()
-        moved = {
-            name: seen.own.place[name].to(one).requires_grad_()
-            for name, one in leaves.items()
-        }
+        moved = _at(seen.own.place, leaves)
         least = FLOOR * self.own.directions.ratio * length(seen.here.slopes.values())
         for name, at in {
             "value, all samples": leaves,
@@ -326,9 +303,8 @@ class Witnessing:
         errors as the user's function.
         """
         real, own = built.problem.dtype, self.own.dtype
-        if max(seen.off.values()) <= max(
-            map(ROWS.of, (real, own, seen.own.here.value.dtype))
-        ):
+        most = max(map(ROWS.of, (real, own, seen.own.here.value.dtype)))
+        if max(seen.off.values()) <= most:
             return True
         if real == own or seen.off["value"] > CAST.of(own):
             return self._is_rounding(built.problem, seen)
@@ -359,11 +335,7 @@ class Witnessing:
         )
 
     def _refusal(
-        self,
-        objective: Objective,
-        here: Derivatives,
-        own: OwnFunction,
-        shares: Mapping[int, float],
+        self, objective: Objective, here: Derivatives, own: OwnFunction, shares: Shares
     ) -> UserError | None:
         """Return an error if second derivatives by autograd are not those of the function, or the gradient is lost.
 
@@ -376,10 +348,14 @@ class Witnessing:
         if refusal is not None:
             return refusal
         # Nothing has been compiled otherwise.
-        if "torch._dynamo" in sys.modules and misses_values(objective, vectors[0]):
-            lost = own.lost(shares)
-            if lost:
-                return _lost(lost)
+        is_odd = "torch._dynamo" in sys.modules and misses_values(objective, vectors[0])
+        if is_odd and (lost := own.lost(shares)):
+            return UserError(
+                "the gradient of this network is another one in Python than compiled",
+                got=f"parameters {first_few(lost)}",
+                allowed="functions that compute the same, compiled or not",
+                remedy="elementary operations in place of operators that compile what they are given",
+            )
         return refusal_by_values(objective, here, vectors[0])
 
     @cached_property
@@ -395,13 +371,9 @@ class Witnessing:
         return self.own.reads_more()
 
 
-def _lost(names: list[str]) -> UserError:
-    return UserError(
-        "the gradient of this network is another one in Python than compiled",
-        got=f"parameters {first_few(names)}",
-        allowed="functions that compute the same, compiled or not",
-        remedy="elementary operations in place of operators that compile what they are given",
-    )
+def _at(place: Tensors, leaves: Tensors) -> Tensors:
+    """Return leaves at another place."""
+    return {name: place[name].to(one).requires_grad_() for name, one in leaves.items()}
 
 
 def _run(objective: Objective, at: Tensors) -> tuple[float, set[str]]:
@@ -418,18 +390,14 @@ def _run(objective: Objective, at: Tensors) -> tuple[float, set[str]]:
 def _is_usual(here: Derivatives) -> bool:
     """Whether derivatives are finite and reach every parameter, so that a comparison says something of each."""
     tensors = (here.slopes, *here.products)
-    lengths = [length(one.values()) for one in tensors]
-    finite = (one.isfinite().all() for some in tensors for one in some.values())
-    reached = all(
+    entries = [one for some in tensors for one in some.values()]
+    if not here.products or not min(length(one.values()) for one in tensors):
+        return False
+    if not all(bool(one.isfinite().all()) for one in (here.value, *entries)):
+        return False
+    return all(
         any(bool(some[name].any()) for some in tensors if name in some)
         for name in here.slopes
-    )
-    return (
-        bool(here.products)
-        and min(lengths) > 0
-        and bool(here.value.isfinite())
-        and all(map(bool, finite))
-        and reached
     )
 
 
@@ -440,14 +408,10 @@ def _other_function(
         f"{name} is computed from parameters, and is not a parameter itself"
         for name in computed_attributes(network)
     ]
+    differences = [f"{words}: {why}" for words, why in tried.items()]
     return UserError(
         "what would be measured is not the user's function: copy and network in place have other derivatives",
-        got=plain(
-            "; ".join(
-                [*(f"{words}: {why}" for words, why in tried.items()), *computed[:3]]
-            ),
-            most=700,
-        ),
+        got=plain("; ".join([*differences, *computed[:3]]), most=700),
         allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
         remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "
         f"{str(real).removeprefix('torch.')} whatever it is given, dtype={str(real).removeprefix('torch.')!r}",

@@ -1,6 +1,11 @@
-"""Models of the library transformers, causal or for masked tokens, loaded by transformers from hashed tensors."""
+"""Models of the library transformers, causal or for masked tokens: weights from hashed files, and their names."""
 
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -9,27 +14,30 @@ from torch import Tensor, nn
 from hessfig.config.schema import Config
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
+from hessfig.files import check_pin
+from hessfig.models.blocks import TIED
 from hessfig.models.lens_bridge import Logits, following
+from hessfig.models.naming import views
+from hessfig.models.naming.suggested import GATED, OTHER, QKV, Held, Places
 from hessfig.models.own.border import open_request
 from hessfig.models.own.witnessing import witnessed
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import ENCODERS, LoadedSizes, Settings, public
 from hessfig.models.stored.kept_problem import KEPT, opening
-from hessfig.models.stored.loaded_layout import layout_of
-from hessfig.models.stored.stored_weights import (
-    check_finite,
-    check_report,
-    check_surplus,
-    listed_names,
-    read_tensors,
-)
 from hessfig.models.stored.tokenizer import alone, tokenizer_of
-from hessfig.models.weight_files import FLOATING
+from hessfig.models.weight_files import (
+    FLOATING,
+    check_finite,
+    hashed,
+    in_words,
+    tensors_of,
+)
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.batch import Special, masked_batches
 from hessfig.tasks.tokens import Ids, is_text
-from hessfig.weights import Layout
+from hessfig.terms import Group, Matrix
+from hessfig.weights import Layout, Weight, bias_of, every_parameter
 
 
 def load(config: Config, seed: int) -> transformers.PreTrainedModel:
@@ -149,7 +157,9 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
         if name not in weights
     }
     check_report(str(place), report, odd)
-    check_finite(dict(model.named_parameters()), str(place), config.dtype)
+    check_finite(
+        dict(model.named_parameters()), str(place), config.dtype, model_folder.KEY
+    )
     surplus = listed_names(report["unexpected_keys"])
     if is_encoder:
         head = _tie_biases(model)
@@ -257,3 +267,154 @@ def _tie_biases(model: transformers.PreTrainedModel) -> str:
     head = paths[unembedding].rpartition(".")[0]
     model.get_submodule(head).bias = unembedding.bias
     return head
+
+
+def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder, parsed from the hashed bytes, which are freed after each file."""
+    every: dict[str, Tensor] = {}
+    hashes = []
+    for path in model_folder.weight_files(place):
+        content, own = hashed(path, model_folder.KEY)
+        hashes.append(own)
+        tensors = tensors_of(content, path, model_folder.KEY)
+        del content
+        if twice := sorted({*every} & {*tensors}):
+            raise UserError(
+                f"{model_folder.KEY}: a weight is contained in two files",
+                got=f"{path.name}: {first_few(twice)}",
+                allowed="every weight once",
+                remedy="save the model again: model.save_pretrained(DIR)",
+            )
+        every |= tensors
+    check_pin(
+        place,
+        model_folder.KEY,
+        found=model_folder.digest(
+            model_folder.json_of(place / model_folder.CONFIG), hashes
+        ),
+        planned=model_folder.pin_of(config, 0),
+    )
+    return every
+
+
+def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:
+    """Raise UserError for weights that are missing or have another shape, since transformers would draw them randomly.
+
+    `odd` maps tensors that are not floating-point to their types; masks may be among
+    them.
+    """
+    missing = listed_names(report["missing_keys"])
+    other = listed_names(report["mismatched_keys"])
+    if missing or other:
+        lists = {
+            "missing": missing,
+            "of another shape": other,
+            "surplus": listed_names(report["unexpected_keys"]),
+        }
+        types = [
+            f"{name} ({kind.removeprefix('torch.')})"
+            for name, kind in sorted(odd.items())
+        ]
+        lists |= {"of another type": types} if types else {}
+        raise UserError(
+            f"{model_folder.KEY}: the weights in {place} are not those of its config.json",
+            got=in_words(lists),
+            allowed="every weight of the architecture that config.json names, in floating point",
+            remedy="save the model again: model.save_pretrained(DIR)",
+        )
+
+
+def check_surplus(place: str, surplus: list[str], base: str, head: str) -> None:
+    """Raise UserError for weights in the encoder `base` or its `head` that its config.json does not describe."""
+    inside = (f"{base}.embeddings.", f"{base}.encoder.", f"{head}.")
+    if within := [name for name in surplus if name.startswith(inside)]:
+        raise UserError(
+            f"{model_folder.KEY}: the network in {place} contains more than its config.json declares",
+            got=first_few(within),
+            allowed="poolers and further heads, which are left out",
+            remedy="fix the numbers in config.json (layers, kinds of positions)",
+        )
+
+
+def listed_names(keys: Iterable[Any]) -> list[str]:
+    return sorted(str(key[0] if isinstance(key, tuple) else key) for key in keys)
+
+
+# The ends of the paths of modules below the layers, of the norms of a layer, and of
+# modules above the layers.
+_EMBEDDINGS = {
+    Matrix.W_E.value: r"wte|embed_in|embed_tokens|word_embeddings",
+    Matrix.W_pos.value: r"wpe|position_embeddings",
+    "W_type": r"token_type_embeddings",
+}
+_BELOW = {
+    **_EMBEDDINGS,
+    "ln_embed": r"embeddings\.LayerNorm",
+    "W_map": r"embedding_hidden_mapping_in",
+}
+_NORMS = {
+    "ln1": r"ln_1|input_layernorm|attention(\.output)?\.LayerNorm",
+    "ln2": r"ln_2|post_attention_layernorm|output\.LayerNorm|full_layer_layer_norm",
+}
+_ABOVE = {
+    "W_head": r"(transform|lm_head|predictions)\.dense",
+    "ln_out": r"ln_f|final_layer_norm|model\.norm|(transform|predictions)\.LayerNorm|lm_head\.layer_norm",
+    Matrix.W_U.value: r"lm_head|embed_out|decoder|predictions",
+}
+_ORDER = [*_BELOW, *_NORMS, *QKV, Matrix.W_O, *GATED, Matrix.W_out, *_ABOVE]
+
+
+def layout_of(model: nn.Module, where: str) -> Layout:
+    """Return all weights, layer by layer; `parameters` contains each parameter once, for the group all.
+
+    Raises UserError for a parameter that the supported architectures do not have.
+    """
+    named = [
+        entry for held in Places(model, {}, {}).held for entry in _named(held, where)
+    ]
+    is_tied = not any(weight.name == Matrix.W_U for _, weight in named)
+    weights = tuple(
+        replace(weight, name=TIED) if is_tied and weight.name == Matrix.W_E else weight
+        for _, weight in sorted(named, key=_place)
+    )
+    paths = dict.fromkeys(weight.parameter for weight in weights)
+    sizes = ((path, model.get_parameter(path).numel()) for path in paths)
+    return Layout(weights, every_parameter(sizes).weights)
+
+
+def _named(held: Held, where: str) -> Iterator[tuple[str, Weight]]:
+    """Yield the weights in a parameter, each with the name by which weights are ordered."""
+    if held.role not in ("", OTHER) and not held.suffix:
+        for weight in views.named(held):
+            yield f"W{weight.name[1:].partition('.')[0]}", weight
+        return
+    ends = _NORMS if held.layer else {**_BELOW, **_ABOVE}
+    stem = next(
+        (
+            stem
+            for stem, end in ends.items()
+            if re.search(rf"(^|\.)({end})$", held.where)
+        ),
+        "",
+    )
+    if not stem:
+        raise UserError(
+            f"{where}: the parameters of the model are not those of its architecture",
+            got=held.path,
+            allowed="the weights of attention and MLP of this architecture, their biases, and norms",
+            remedy="check config.json for further modules; or model=python model.factory=FILE.py:FUNCTION",
+        )
+    if stem in _EMBEDDINGS:
+        group = (Group.embeddings.value,)
+        yield stem, Weight(stem, held.path, held.size, groups=group)
+    elif held.is_bias and not held.is_of_norm:
+        yield stem, bias_of(stem, held.path, held.size)
+    else:
+        yield stem, views.own(replace(held, where=stem))
+
+
+def _place(entry: tuple[str, Weight]) -> tuple[float, int, bool, bool]:
+    """Return the place of a weight: by layer and name, then the matrix, its bias and its heads."""
+    stem, weight = entry
+    layer = math.inf if stem in _ABOVE else weight.layer
+    return layer, _ORDER.index(stem), weight.is_finer, not weight.is_main
