@@ -58,23 +58,19 @@ OF_LAYERS = (
     "scaled_weight",
     "weight_scale",
 )
-_FIRST_PATTERNS = (Attention.softmax, Attention.linear)
-_FIRST_NORMS = (Norm.none, Norm.pre, Norm.post)
-_FIRST_MLPS = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)
-FIRST = {
-    "attention": f"model.attention={'|'.join(_FIRST_PATTERNS)}",
-    "norm": f"model.norm={'|'.join(_FIRST_NORMS)}",
-    "mlp": f"model.mlp={'|'.join(_FIRST_MLPS)}",
+_FIRST: dict[str, Sequence[str]] = {
+    "attention": (Attention.softmax, Attention.linear),
+    "norm": (Norm.none, Norm.pre, Norm.post),
+    "mlp": (MLP.relu, MLP.gelu, MLP.linear, MLP.none),
 }
+FIRST = {name: f"model.{name}={'|'.join(known)}" for name, known in _FIRST.items()}
 
 
 def components(model: ModelConfig) -> dict[str, Any]:
     """Return the settings that differ from the paper's network, with their values; exact norms do not support them."""
     supported: dict[str, Sequence[Any]] = {
         **{name: (getattr(ModelConfig, name),) for name in COMPONENTS},
-        "attention": _FIRST_PATTERNS,
-        "norm": _FIRST_NORMS,
-        "mlp": _FIRST_MLPS,
+        **_FIRST,
     }
     values = {name: getattr(model, name) for name in supported}
     return {name: one for name, one in values.items() if one not in supported[name]}

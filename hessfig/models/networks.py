@@ -22,6 +22,13 @@ from hessfig.models.components import (
 )
 from hessfig.terms import GATED
 
+# The residual stream, at all positions and at those of the queries.
+Residual = Float[Tensor, "batch length d_model"]
+Queried = Float[Tensor, "batch queries d_model"]
+Tokens = Int[Tensor, "batch length"]
+Images = Float[Tensor, "batch side side"]
+ScoredLogits = Float[Tensor, "batch scored vocab"]
+
 
 def embedding_sink(model: ModelConfig) -> float:
     """Return beta, where the embedding of the first position is multiplied by 1 + beta."""
@@ -57,11 +64,7 @@ class SelfAttention(Attending):
             persistent=False,
         )
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch length d_model"],
-        queries: slice = slice(None),
-    ) -> Float[Tensor, "batch queries d_model"]:
+    def forward(self, hidden: Residual, queries: slice = slice(None)) -> Queried:
         """Return the attention output at the positions `queries`."""
         return self.o(self.mixed(hidden, queries, self.causal_mask))
 
@@ -86,11 +89,7 @@ class Layer(nn.Module):
         self.ln1_post = _norm(model, is_sandwich)
         self.ln2_post = _norm(model, is_sandwich and self.has_mlp)
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch length d_model"],
-        queries: slice = slice(None),
-    ) -> Float[Tensor, "batch queries d_model"]:
+    def forward(self, hidden: Residual, queries: slice = slice(None)) -> Queried:
         """Return the layer's output at the positions `queries`."""
         after = self.norm == Norm.post
         attended = self.ln1_post(
@@ -103,7 +102,7 @@ class Layer(nn.Module):
             return self.feed_forward(residual)
         return residual
 
-    def feed_forward(self, residual: Float[Tensor, "batch queries d_model"]) -> Tensor:
+    def feed_forward(self, residual: Queried) -> Tensor:
         """Return the residual stream after the MLP sublayer."""
         if self.norm == Norm.post:
             return self.ln2(residual + self.model.residual_scale * self.mlp(residual))
@@ -136,15 +135,11 @@ class Transformer(nn.Module):
         if model.tied:
             self.head.weight = self.tok_embed.weight
 
-    def forward(
-        self, tokens: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length vocab"]:
+    def forward(self, tokens: Tokens) -> Float[Tensor, "batch length vocab"]:
         """Return the logits at every position."""
         return self.head(self.ln_out(self.hidden(tokens, len(self.layers))))
 
-    def hidden(
-        self, tokens: Int[Tensor, "batch length"], depth: int
-    ) -> Float[Tensor, "batch length d_model"]:
+    def hidden(self, tokens: Tokens, depth: int) -> Residual:
         """Return the residual stream after `depth` layers (0: the embeddings)."""
         hidden = self.tok_embed(tokens)
         if self.pos is not None:
@@ -154,9 +149,7 @@ class Transformer(nn.Module):
             hidden = hidden * position_factors(positions, self.sink, hidden)
         return through(self.layers[:depth], hidden)
 
-    def from_hidden(
-        self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice
-    ) -> Float[Tensor, "batch scored vocab"]:
+    def from_hidden(self, hidden: Residual, depth: int, scored: slice) -> ScoredLogits:
         """Return the logits at the scored positions, given the residual stream after `depth` layers.
 
         The last layer is computed at the scored positions only: no other position
@@ -205,18 +198,14 @@ class PrefixMLP(nn.Module):
         self.head = nn.Linear(width, vocabulary)
         self.act, self.reach = ACTIVATIONS[model.mlp], reach
 
-    def hidden(
-        self, tokens: Int[Tensor, "batch length"], depth: int
-    ) -> Float[Tensor, "batch reach width"]:
+    def hidden(self, tokens: Tokens, depth: int) -> Float[Tensor, "batch reach width"]:
         """Return the activations after `depth` layers (0: the embeddings) of the first `reach` positions."""
         embedded = self.tok_embed(tokens[:, : self.reach])
         if depth:
             return self._layers(prefixes(embedded, slice(None)), 0, depth)
         return embedded
 
-    def from_hidden(
-        self, hidden: Tensor, depth: int, scored: slice
-    ) -> Float[Tensor, "batch scored vocab"]:
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> ScoredLogits:
         """Return the logits at the scored positions, given the activations after `depth` layers."""
         rows = hidden[:, scored] if depth else prefixes(hidden, scored)
         return self.head(self._layers(rows, depth, len(self.layers)))
@@ -255,15 +244,11 @@ class LinearMLP(nn.Module):
             nn.Linear(a, b, bias=False) for a, b in pairwise(widths)
         )
 
-    def hidden(
-        self, tokens: Int[Tensor, "batch length"], depth: int
-    ) -> Float[Tensor, "batch length d_model"]:
+    def hidden(self, tokens: Tokens, depth: int) -> Residual:
         """Return the activations after `depth` layers (0: the embeddings)."""
         return through(self.layers[:depth], self.tok_embed(tokens))
 
-    def from_hidden(
-        self, hidden: Tensor, depth: int, scored: slice
-    ) -> Float[Tensor, "batch scored vocab"]:
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> ScoredLogits:
         """Return the outputs at the scored positions, given the activations after `depth` layers."""
         return through(self.layers[depth:], hidden[:, scored])
 
@@ -284,16 +269,12 @@ class BareAttention(Attending):
         )
         self.sigma = 1.0
 
-    def hidden(
-        self, inputs: Float[Tensor, "batch length d_model"], depth: int
-    ) -> Tensor:
+    def hidden(self, inputs: Residual, depth: int) -> Tensor:
         """Return the scaled inputs (depth 0 is the only one)."""
         del depth
         return self.sigma * inputs
 
-    def from_hidden(
-        self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice
-    ) -> Tensor:
+    def from_hidden(self, hidden: Residual, depth: int, scored: slice) -> Tensor:
         """Return F at the scored positions."""
         del depth
         return self.mixed(
@@ -323,9 +304,7 @@ class VisionTransformer(nn.Module):
         self.ln_out = final_norm(model)
         self.head = nn.Linear(model.d_model, classes)
 
-    def patches(
-        self, images: Float[Tensor, "batch side side"]
-    ) -> Float[Tensor, "batch tokens pixels"]:
+    def patches(self, images: Images) -> Float[Tensor, "batch tokens pixels"]:
         """Split images into squares, row by row."""
         count = self.patches_a_side
         squares = (
@@ -334,7 +313,7 @@ class VisionTransformer(nn.Module):
         return squares.flatten(3).flatten(1, 2)
 
     def hidden(
-        self, images: Float[Tensor, "batch side side"], depth: int
+        self, images: Images, depth: int
     ) -> Float[Tensor, "batch tokens d_model"]:
         """Return the residual stream after `depth` layers (0: the embedded patches)."""
         return through(
@@ -421,7 +400,7 @@ class ConvolutionalNetwork(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def hidden(
-        self, images: Float[Tensor, "batch side side"], depth: int
+        self, images: Images, depth: int
     ) -> Float[Tensor, "batch pixels channels"]:
         """Return the activations after `depth` convolutions (0: the pixels)."""
         return through(self.layers[:depth], images.flatten(1).unsqueeze(2))

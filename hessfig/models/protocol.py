@@ -124,6 +124,19 @@ class NetworkKind:
         return self.structure in (Structure.layers, Structure.attention)
 
 
+def built(
+    name: str, sizes: Callable[[Config], dict[str, int]] = lambda config: {}
+) -> Callable[[Config], nn.Module]:
+    """Return the skeleton of a class in hessfig.models.networks, which is imported when a network is built."""
+
+    def skeleton(config: Config) -> nn.Module:
+        kind_of_network = getattr(import_module("hessfig.models.networks"), name)
+        network: nn.Module = kind_of_network(config.model, **sizes(config))
+        return network
+
+    return skeleton
+
+
 def kinds() -> list[str]:
     """Return the names of all kinds, without importing them."""
     return [module.name for module in pkgutil.iter_modules(folder.__path__)]

@@ -66,14 +66,12 @@ class Engines:
 
             if LargeNetwork.can_take(self.problem):
                 return OwnColumn(self._large, self.problem, layer, col, rows)
-        network = self._linearised if self.products == Choice.linearised else None
-        if network is None or not all(
-            network.holds(*side) for side in [(layer, col), *rows.values()]
-        ):
-            from hessfig.curvature.curvlinops import ColumnOperator
+            network, sides = self._linearised, [(layer, col), *rows.values()]
+            if network is not None and all(network.holds(*side) for side in sides):
+                return network.column(layer, col, rows)
+        from hessfig.curvature.curvlinops import ColumnOperator
 
-            return ColumnOperator(self.problem, layer, col, rows)
-        return network.column(layer, col, rows)
+        return ColumnOperator(self.problem, layer, col, rows)
 
     def low_precision(
         self, column: Column, layer: int, col: str, blocks: Sequence[Block]

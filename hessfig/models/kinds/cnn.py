@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError
 from hessfig.models.blocks import FIRST
 from hessfig.models.kinds import mlp
-from hessfig.models.protocol import Draw, NetworkKind
+from hessfig.models.protocol import Draw, NetworkKind, built
 from hessfig.tasks import digits
 from hessfig.terms import Block, Group, Matrix, Part
 from hessfig.weights import Layout, Weight, bias_of, norm_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 STAGES, PIXELS = 3, 9
 _CONVOLUTIONS = (Group.mlp.value,)
@@ -60,18 +55,6 @@ def _weights(config: Config) -> Iterator[Weight]:
     yield bias_of("W_U", "head.bias", digits.CLASSES)
 
 
-def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.networks import ConvolutionalNetwork
-
-    model = config.model
-    return ConvolutionalNetwork(
-        model,
-        convolutions=convolutions(model),
-        channels=channels(model),
-        classes=digits.CLASSES,
-    )
-
-
 def _check_model(model: ModelConfig) -> None:
     mlp.check_activation(model, "a CNN has an activation behind every convolution")
     if model.norm == Norm.pre or channels(model) % model.n_heads:
@@ -92,7 +75,14 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
 
 KIND = NetworkKind(
     layout=layout,
-    skeleton=_skeleton,
+    skeleton=built(
+        "ConvolutionalNetwork",
+        lambda config: {
+            "convolutions": convolutions(config.model),
+            "channels": channels(config.model),
+            "classes": digits.CLASSES,
+        },
+    ),
     check=lambda config: digits.check_batch(config.task),
     axes=lambda config: frozenset({"seed"}),
     is_structural_zero=is_structural_zero,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hessfig.config.schema import Config
 from hessfig.models.blocks import is_structural_zero
-from hessfig.models.protocol import Draw, NetworkKind, Structure
+from hessfig.models.protocol import Draw, NetworkKind, Structure, built
 from hessfig.terms import Group, Matrix
 from hessfig.weights import Layout, Weight
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def layout(config: Config) -> Layout:
@@ -34,15 +29,9 @@ def layout(config: Config) -> Layout:
     return Layout((table, *chain))
 
 
-def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.networks import LinearMLP
-
-    return LinearMLP(config.model, vocabulary=config.task.vocabulary)
-
-
 KIND = NetworkKind(
     layout=layout,
-    skeleton=_skeleton,
+    skeleton=built("LinearMLP", lambda config: {"vocabulary": config.task.vocabulary}),
     is_structural_zero=is_structural_zero,
     matrices=lambda model: [Matrix.W],
     reads=dict.fromkeys(("n_layers", "d_model", "initialisation"), ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hessfig.config.enums import MLP, Sink
 from hessfig.config.enums import Kind as KindName
@@ -12,13 +11,9 @@ from hessfig.config.schema import Config, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.blocks import FIRST
 from hessfig.models.kinds import transformer
-from hessfig.models.protocol import Draw, NetworkKind
+from hessfig.models.protocol import Draw, NetworkKind, built
 from hessfig.terms import Block, Group, Matrix, Part
 from hessfig.weights import Layout, Weight, bias_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 _MATCHED = (
     "model.d_mlp=null"  # settings of the transformer with the same number of parameters
@@ -90,17 +85,6 @@ def _weights(config: Config, hidden: int) -> Iterator[Weight]:
     yield bias_of("W_U", "head.bias", vocabulary)
 
 
-def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.networks import PrefixMLP
-
-    return PrefixMLP(
-        config.model,
-        width=width(config),
-        vocabulary=config.task.vocabulary,
-        reach=reach(config.task),
-    )
-
-
 def check_activation(model: ModelConfig, why: str) -> None:
     """Raise UserError for model.mlp=none; `why` explains where this kind of network has an activation."""
     if model.mlp == MLP.none:
@@ -135,7 +119,14 @@ def _matrices(model: ModelConfig) -> list[Matrix]:
 
 KIND = NetworkKind(
     layout=layout,
-    skeleton=_skeleton,
+    skeleton=built(
+        "PrefixMLP",
+        lambda config: {
+            "width": width(config),
+            "vocabulary": config.task.vocabulary,
+            "reach": reach(config.task),
+        },
+    ),
     check=lambda config: check_activation(
         config.model, "kind=mlp is nothing but an MLP"
     ),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hessfig.config.enums import Data, Positions
 from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.errors import UserError
@@ -14,13 +12,9 @@ from hessfig.models.blocks import (
     weight_size,
 )
 from hessfig.models.kinds.transformer import attention_gains
-from hessfig.models.protocol import NetworkKind, Structure
+from hessfig.models.protocol import NetworkKind, Structure, built
 from hessfig.terms import Matrix
 from hessfig.weights import Layout, Weight
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 _PATHS = {
     Matrix.W_Q: "q",
@@ -82,12 +76,6 @@ def _size(matrix: Matrix, config: Config) -> int:
     return weight_size(matrix, model, config.task)
 
 
-def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.networks import BareAttention
-
-    return BareAttention(config.model)
-
-
 def _check_model(model: ModelConfig) -> None:
     if (
         model.d_head is not None
@@ -118,7 +106,7 @@ def _check_model(model: ModelConfig) -> None:
 
 KIND = NetworkKind(
     layout=layout,
-    skeleton=_skeleton,
+    skeleton=built("BareAttention"),
     is_structural_zero=is_structural_zero,
     data=Data.gaussian,
     matrices=attention_matrices,

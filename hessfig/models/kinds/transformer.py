@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from hessfig.config.enums import (
     MLP,
@@ -18,14 +17,10 @@ from hessfig.config.enums import (
 from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.models import blocks
 from hessfig.models.blocks import TIED, attention_groups, weight_size
-from hessfig.models.protocol import NetworkKind, Structure
+from hessfig.models.protocol import NetworkKind, Structure, built
 from hessfig.tasks import text
 from hessfig.terms import Group, Matrix
 from hessfig.weights import Layout, Weight, bias_of, norm_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 _ATTENTION = {
     Matrix.W_Q: "q",
@@ -169,14 +164,6 @@ def _outputs(matrix: Matrix, model: ModelConfig) -> int:
     )
 
 
-def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.networks import Transformer
-
-    return Transformer(
-        config.model, vocabulary=config.task.vocabulary, length=config.task.num_tokens
-    )
-
-
 def _check(config: Config) -> None:
     if config.task.data == Data.text:
         text.split(config.task)
@@ -184,7 +171,13 @@ def _check(config: Config) -> None:
 
 KIND = NetworkKind(
     layout=layout,
-    skeleton=_skeleton,
+    skeleton=built(
+        "Transformer",
+        lambda config: {
+            "vocabulary": config.task.vocabulary,
+            "length": config.task.num_tokens,
+        },
+    ),
     check=_check,
     source=lambda config: (
         text.source(config.task) if config.task.data == Data.text else ""

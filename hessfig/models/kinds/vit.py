@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import FIRST, OF_LAYERS, is_structural_zero, layer_matrices
 from hessfig.models.kinds.transformer import layer_weights
-from hessfig.models.protocol import NetworkKind
+from hessfig.models.protocol import NetworkKind, built
 from hessfig.tasks import digits
 from hessfig.tasks.digits import CLASSES, SIDE
 from hessfig.terms import Group, Matrix
 from hessfig.weights import Layout, Weight, bias_of, norm_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 _EMBEDDINGS = (Group.embeddings.value,)
 
@@ -44,12 +39,6 @@ def _weights(config: Config) -> Iterator[Weight]:
     yield bias_of("W_U", "head.bias", CLASSES)
 
 
-def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.networks import VisionTransformer
-
-    return VisionTransformer(config.model, side=SIDE, classes=CLASSES)
-
-
 def _check(config: Config) -> None:
     if SIDE % config.model.patch:
         raise UserError(
@@ -65,7 +54,9 @@ def _check(config: Config) -> None:
 
 KIND = NetworkKind(
     layout=layout,
-    skeleton=_skeleton,
+    skeleton=built(
+        "VisionTransformer", lambda config: {"side": SIDE, "classes": CLASSES}
+    ),
     check=_check,
     is_structural_zero=is_structural_zero,
     source=lambda config: digits.source(config.task),

@@ -166,14 +166,11 @@ class Places:
         named = [(path, tuple(one.shape)) for path, one in parameters.items()]
         self._lists = _nested_lists([path for path, _ in named])
         placed = [self._placed(path, shape) for path, shape in named]
-        # Of each layer's matrices.
-        self.shapes = defaultdict[tuple[str, int], dict[str, tuple[int, ...]]](dict)
-        self._outputs = {
-            (w.stack, w.layer, w.where): w.outputs for w in placed if not w.is_bias
-        }
+        # The matrices of every layer, by their places.
+        self.matrices = defaultdict[tuple[str, int], dict[str, Held]](dict)
         for weight in placed:
             if not weight.is_bias:
-                self.shapes[weight.stack, weight.layer][weight.where] = weight.shape
+                self.matrices[weight.stack, weight.layer][weight.where] = weight
         self.held = _counted(
             [self._with_role(weight) if weight.layer else weight for weight in placed]
         )
@@ -247,14 +244,14 @@ class Places:
 
     def _role(self, held: Held) -> tuple[str, bool]:
         """Return the role of a parameter by place and shape ("": unknown) or by the user, and whether it is given."""
-        shape = self.shapes[held.stack, held.layer].get(held.where, held.shape)
+        matrix = self.matrices[held.stack, held.layer].get(held.where, held)
         for end, role in self.roles.items():
             if re.search(
                 rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$",
                 held.where,
             ):
                 return role, True
-        if len(shape) < 2 or (held.is_bias and shape is held.shape):
+        if len(matrix.shape) < 2 or (held.is_bias and matrix is held):
             return OTHER, False
         patterns = _IN_ATTENTION if held.in_attention else _IN_MLP
         role = next(
@@ -265,22 +262,22 @@ class Places:
             ),
             "",
         )
-        known = self._told(role, held, shape)
-        return (known if self._fits(known, held, shape) else ""), False
+        known = self._told(role, held, matrix)
+        return (known if self._fits(known, held, matrix) else ""), False
 
-    def _told(self, role: str, held: Held, shape: tuple[int, ...]) -> str:
+    def _told(self, role: str, held: Held, matrix: Held) -> str:
         """Return the role, refined by other names in the layer or by the type of the model."""
         last = held.lower.rpartition(".")[2]
         if role == FUSED:
             return _FUSED_OF.get(self.type, "")
-        outputs = shape[self._outputs.get((held.stack, held.layer, held.where), 0)]
+        outputs = matrix.shape[matrix.outputs]
         if role == GATE_UP or (
             role == Matrix.W_in
             and outputs == 2 * self.inputs_beside(held, _IN_MLP["W_out"])
         ):
             return _GATE_UP_OF.get(self.type, "")
         if last == "gate" and any(
-            ".experts." in where for where in self.shapes[held.stack, held.layer]
+            ".experts." in where for where in self.matrices[held.stack, held.layer]
         ):
             return ROUTER
         if last == "w1" and self.inputs_beside(held, "w3"):
@@ -292,19 +289,18 @@ class Places:
         end = re.compile(
             rf"{re.escape(held.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE
         )
-        for where, shape in self.shapes[held.stack, held.layer].items():
-            if end.fullmatch(where) and len(shape) > 1:
-                by_inputs = self._outputs[held.stack, held.layer, where] == 1
-                return shape[0 if by_inputs and len(shape) == 2 else -1]
+        for where, matrix in self.matrices[held.stack, held.layer].items():
+            count = len(matrix.shape)
+            if end.fullmatch(where) and count > 1:
+                return matrix.shape[0 if matrix.outputs == 1 and count == 2 else -1]
         return 0
 
-    def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
+    def _fits(self, role: str, held: Held, matrix: Held) -> bool:
         """Whether a matrix of this role can have this shape; W_O and W_out write the residual stream, others read."""
         is_checked = role not in ("", "W_rel") and held.suffix != ".cross"
-        if not (is_checked and self.width and len(shape) == 2):
+        if not (is_checked and self.width and len(matrix.shape) == 2):
             return True
-        by_inputs = self._outputs.get((held.stack, held.layer, held.where)) == 1
-        outputs, inputs = shape[::-1] if by_inputs else shape
+        outputs, inputs = matrix.shape[:: -1 if matrix.outputs == 1 else 1]
         return (outputs if role in (Matrix.W_O, Matrix.W_out) else inputs) == self.width
 
 

@@ -92,13 +92,13 @@ class Watch(Dispatch):
         """Run one operation, and record the parameters that it uses."""
         del types
         kind = func.overloadpacket.__name__
-        if self._blank and kind in ("add", "add_"):
-            args = tuple(
-                torch.zeros_like(one) if self._path(one) in self._blank else one
-                for one in args
-            )
         if kind in ("add", "add_"):
-            self.added |= {path for path in map(self._path, args) if path is not None}
+            paths = [self._path(one) for one in args]
+            self.added |= {path for path in paths if path is not None}
+            args = tuple(
+                torch.zeros_like(one) if path in self._blank else one
+                for one, path in zip(args, paths, strict=True)
+            )
         output = func(*args, **(kwargs or {}))
         use = self._use(kind, args) if kind in _PLACES else None
         if use is None:

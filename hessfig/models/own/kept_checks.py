@@ -63,7 +63,8 @@ class Checking:
         with differentiating(), kept, made_on(asked.device):
             built = checks.measured(getattr(torch, request.dtype))
         self._checks = checks if isinstance(checks, Witnessing) else None
-        self._shares, self._witness = built.shares, built.problem.witness
+        self.shares, self._witness = built.shares, built.problem.witness
+        self.size = self._witness.size if self._witness else 0.0
         problem = replace(built.problem, memory=asked.memory)
         self.objective = problem if request.place is None else problem.on(request.place)
 
@@ -73,45 +74,16 @@ class Checking:
         witness = self._witness
         return witness is not None and not witness.not_taken and witness.refusal is None
 
-    def compared(self) -> Compared:
-        """Return what later calls compare, without what is as large as the network."""
-        assert self._witness is not None
+    def functions(self) -> tuple[OwnFunction | None, OwnFunction | None]:
+        """Return the user's own function and its first samples, without what is as large as the network.
+
+        The latter are None unless they were enough to compare derivatives; both are None
+        for a compute_loss, which every call opens anew.
+        """
         if self._checks is None:
-            return Compared(None, None, self._shares, self._witness.size)
-        whole, few = self._checks.own.to_keep(), self._checks.few
-        return Compared(whole, few and few.to_keep(), self._shares, self._witness.size)
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The user's own function and its first samples, as far as these were enough to compare derivatives.
-
-    Both are None for a compute_loss, which every call opens anew.
-    """
-
-    whole: OwnFunction | None
-    few: OwnFunction | None
-    shares: Mapping[int, float]
-    size: float
-
-    def sizes(self, request: Request) -> Sizes:
-        """Return value and gradient of the user's own function, as it is now; an OwnFunction preserves what it runs."""
-        if self.whole is None:
-            return self._of_function(request)
-        with differentiating(), kept_draws(), made_on(self.whole.asked.device):
-            if self.few is None:
-                return Sizes.of(self.whole.derivatives(self.shares, 1), self.size)
-            # a gradient of all samples may take more memory than is allowed
-            values, here = self.whole.values_and_gradient(self.few)
-            return Sizes.of(here, self.size, values)
-
-    def _of_function(self, request: Request) -> Sizes:
-        with request.preserved():
-            asked = request.opened()
-            assert isinstance(asked, AskedFunction)
-            with differentiating(), made_on(asked.device):
-                here = Computing(asked).gradient(getattr(torch, request.dtype))
-                return Sizes.of(here, self.size)
+            return None, None
+        few = self._checks.few
+        return self._checks.own.to_keep(), few and few.to_keep()
 
 
 class KeptChecks:
@@ -168,9 +140,10 @@ class _Kept:
         is_large = size_of(objective) > MOST_BYTES
         self._held, self._seen = None if is_large else objective, weakref.ref(objective)
         self._fingerprint = fingerprint
-        self._compared = checking.compared()
+        self._whole, self._few = checking.functions()
+        self._shares, self._size = checking.shares, checking.size
         self._versions = versions_of(objective)
-        self._sizes = self._compared.sizes(request)
+        self._sizes = self._sizes_now(request)
         # What operators made, by their kind of products.
         self.made = dict[str, dict[Any, Any]]()
 
@@ -188,11 +161,30 @@ class _Kept:
         ):
             return None
         try:
-            now = self._compared.sizes(request)
+            now = self._sizes_now(request)
         except Exception:
             # Whatever the user's function raises: the checks of a new objective say it.
             return None
         return found if now.are_those_of(self._sizes) else None
+
+    def _sizes_now(self, request: Request) -> Sizes:
+        """Return value and gradient of the user's own function, as it is now; an OwnFunction preserves what it runs."""
+        if self._whole is None:
+            return self._of_function(request)
+        with differentiating(), kept_draws(), made_on(self._whole.asked.device):
+            if self._few is None:
+                return Sizes.of(self._whole.derivatives(self._shares, 1), self._size)
+            # a gradient of all samples may take more memory than is allowed
+            values, here = self._whole.values_and_gradient(self._few)
+            return Sizes.of(here, self._size, values)
+
+    def _of_function(self, request: Request) -> Sizes:
+        with request.preserved():
+            asked = request.opened()
+            assert isinstance(asked, AskedFunction)
+            with differentiating(), made_on(asked.device):
+                here = Computing(asked).gradient(getattr(torch, request.dtype))
+                return Sizes.of(here, self._size)
 
 
 @dataclass(frozen=True)

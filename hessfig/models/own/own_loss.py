@@ -231,13 +231,6 @@ class ForeignCall:
             Inside(reduction),
         )
 
-    def _selected(self, result: Any) -> Tensor | None:
-        if self.outputs is None:
-            output = select_output(result)
-        else:
-            output = _entry(result, self.outputs)
-        return output if isinstance(output, Tensor) else None
-
     def _candidate(
         self, known: KnownLoss, batch: Given, result: Any, own: Tensor
     ) -> LossCandidate | None:
@@ -247,7 +240,7 @@ class ForeignCall:
         whatever the type of the weights. The difference is relative to the terms of the
         loss: of a perfect fit, outputs and targets are larger than the loss.
         """
-        output = self._selected(result)
+        output = _selected(result, self.outputs)
         if output is None or own.dtype not in (torch.float32, torch.float64):
             return None
         try:
@@ -264,24 +257,19 @@ class ForeignCall:
 
     def _bare(self) -> list[Given]:
         """Return the batches without labels, if the outputs do not depend on these."""
-        words = [
-            {key: word for key, word in one.words.items() if key != LABELS}
-            for one in self.given
-        ]
-        bare = [
-            replace(one, words=kept)
-            for one, kept in zip(self.given, words, strict=True)
-        ]
-        pairs = zip(bare, self.results, strict=True)
-        if all(self._is_output_of(batch, result) for batch, result in pairs):
-            return bare
-        return self.given
+        bare = []
+        for one, result in zip(self.given, self.results, strict=True):
+            words = {key: word for key, word in one.words.items() if key != LABELS}
+            bare.append(replace(one, words=words))
+            if not self._is_output_of(bare[-1], result):
+                return self.given
+        return bare
 
     def _is_output_of(self, batch: Given, result: Any) -> bool:
         """Whether a batch gives the output in `result`; a decoder needs labels, from which it makes its inputs."""
         try:
-            output = self._selected(_called(self.network, batch))
-            shown = self._selected(result)
+            output = _selected(_called(self.network, batch), self.outputs)
+            shown = _selected(result, self.outputs)
         except UserError:
             return False
         if output is None or shown is None:
@@ -307,9 +295,7 @@ def _takes_labels(network: nn.Module, batch: Given) -> bool:
     named = inspect.signature(network.forward).parameters
     if LABELS in named:
         return list(named).index(LABELS) >= len(batch.arguments)
-    if not any(
-        parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()
-    ):
+    if all(one.kind != one.VAR_KEYWORD for one in named.values()):
         return False
     try:
         _called(network, _with_labels(network, batch))
@@ -319,11 +305,10 @@ def _takes_labels(network: nn.Module, batch: Given) -> bool:
 
 
 def _with_labels(network: nn.Module, batch: Given) -> Given:
+    words = {**batch.words, LABELS: batch.targets}
     if "use_cache" in inspect.signature(network.forward).parameters:
-        cached = {"use_cache": False}
-    else:
-        cached = {}
-    return replace(batch, words={**cached, **batch.words, LABELS: batch.targets})
+        words.setdefault("use_cache", False)
+    return replace(batch, words=words)
 
 
 def _called(network: nn.Module, batch: Given) -> Any:
@@ -372,10 +357,15 @@ def select_output(value: Any) -> Tensor | None:
     return real[0] if len(real) == 1 else None
 
 
+def _selected(found: Any, name: str | int | None) -> Tensor | None:
+    output = select_output(found) if name is None else _entry(found, name)
+    return output if isinstance(output, Tensor) else None
+
+
 def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
     del targets
-    output = select_output(found) if name is None else _entry(found, name)
-    if isinstance(output, Tensor):
+    output = _selected(found, name)
+    if output is not None:
         return output
     names = list(map(str, found)) if isinstance(found, Mapping) else []
     raise UserError(
@@ -432,10 +422,6 @@ _KNOWN: tuple[KnownLoss, ...] = (
 
 
 def _scalar(value: Any) -> Tensor:
-    if (
-        not isinstance(value, Tensor)
-        or value.numel() != 1
-        or not value.is_floating_point()
-    ):
-        raise not_one_number("the loss", value)
-    return value.reshape(1)
+    if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
+        return value.reshape(1)
+    raise not_one_number("the loss", value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -80,8 +81,6 @@ class _Known:
         first, second = pair
         if first.parameter != second.parameter:
             return 0
-        if first.index is None or second.index is None:
-            return min(first.size, second.size)
         return int(
             torch.isin(self._of(first).flatten(), self._of(second).flatten()).sum()
         )
@@ -241,16 +240,12 @@ def _weight(known: _Known, name: str, layer: int, spec: Any) -> Weight:
 
 def _size(name: str, parameter: Tensor, index: Any) -> int:
     """Return the number of entries of a view. Raises UserError if it exceeds its parameter, or is not a view."""
-    try:
+    size = 0
+    with suppress(IndexError, TypeError, RuntimeError, ValueError, OverflowError):
         view = parameter if index is None else parameter[index]
-        inside = view.numel() > 0 and _within(parameter, index)
-        shared = (
-            inside
-            and view.untyped_storage().data_ptr()
-            == parameter.untyped_storage().data_ptr()
-        )
-    except (IndexError, TypeError, RuntimeError, ValueError, OverflowError):
-        inside = shared = False
+        memory, own = (one.untyped_storage() for one in (view, parameter))
+        if _within(parameter, index) and memory.data_ptr() == own.data_ptr():
+            size = int(view.numel())
     if not parameter.numel():
         raise UserError(
             f"weights: the parameter of {name} has no entries",
@@ -266,14 +261,14 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
             remedy="the same entries in ascending order, such as numpy.s_[1:5] for numpy.s_[4:0:-1]: order changes no "
             "norm and no eigenvalue",
         )
-    if not (inside and shared):
+    if not size:
         raise UserError(
             f"weights: the slice of {name} is not one of its parameter",
             got=plain(repr(index)),
             allowed=f"a slice within shape {tuple(parameter.shape)}, such as numpy.s_[:4, :], or rows: [0, 2, 5]",
             remedy="count rows and columns again: PyTorch's Linear stores (outputs, inputs)",
         )
-    return int(view.numel())
+    return size
 
 
 def _from_the_front(index: Any, ndim: int) -> Any:

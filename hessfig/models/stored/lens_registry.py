@@ -111,7 +111,9 @@ def _bridge(config: Config, seed: int) -> Any:
 def _made(asked: str) -> Any:
     name, sizes, options, seed = json.loads(asked)
     with global_draws(stream(seed, "transformer_lens")), _sizes_that_fit():
-        return (_native if name == NATIVE else _of_transformers)(name, sizes, options)
+        if name == NATIVE:
+            return _native(sizes, options)
+        return _of_transformers(name, sizes, options)
 
 
 @contextmanager
@@ -130,11 +132,10 @@ def _sizes_that_fit() -> Iterator[None]:
         ) from error
 
 
-def _native(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
+def _native(sizes: dict[str, Any], options: dict[str, Any]) -> Any:
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.sources.native import boot
 
-    del name
     width, heads = sizes["d_model"], sizes["n_heads"]
     given = {
         "n_layers": sizes["n_layers"],

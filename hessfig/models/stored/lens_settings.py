@@ -81,9 +81,7 @@ def served(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
 def sizes_of(built: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes in settings of `served`."""
     return ModelSizes(
-        n_layers=built["n_layers"],
-        n_heads=built["n_heads"],
-        d_model=built["d_model"],
+        **{name: built[name] for name in ("n_layers", "n_heads", "d_model")},
         d_mlp=0 if built["attn_only"] else built["d_mlp"],
         vocabulary=built["d_vocab"],
         context=built["n_ctx"],

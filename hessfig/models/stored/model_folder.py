@@ -257,14 +257,11 @@ def _parsed(path: Path, identity: tuple[int, ...]) -> Any:
 def _sized(config: Config) -> dict[str, Any]:
     """Return settings for random weights of the configured size, with a context as long as sequences of the task."""
     model = config.model
+    names = ("n_layers", "n_heads", "d_model", "d_head", "vocabulary")
     given = {
-        "n_layers": model.n_layers,
-        "n_heads": model.n_heads,
+        **{name: getattr(model, name) for name in names},
         "n_kv_heads": model.n_heads,
-        "d_model": model.d_model,
-        "d_head": model.d_head,
         "d_mlp": model.d_mlp or 4 * model.d_model,
-        "vocabulary": model.vocabulary,
         "context": config.task.length,
     }
     named = given_sizes(model.architecture, given, "model.architecture")
