@@ -305,10 +305,10 @@ def _takes_labels(network: nn.Module, batch: Given) -> bool:
 
 
 def _with_labels(network: nn.Module, batch: Given) -> Given:
-    words = {**batch.words, LABELS: batch.targets}
+    words: dict[str, Any] = {}
     if "use_cache" in inspect.signature(network.forward).parameters:
-        words.setdefault("use_cache", False)
-    return replace(batch, words=words)
+        words["use_cache"] = False
+    return replace(batch, words={**words, **batch.words, LABELS: batch.targets})
 
 
 def _called(network: nn.Module, batch: Given) -> Any:
