@@ -270,7 +270,9 @@ def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
         return members[0].suffix
     if queries != keys or (is_named and not is_same):
         return ".cross"
-    return None if is_named else ""
+    if is_named:
+        return None
+    return ""
 
 
 def _parts_of(held: Held) -> Iterator[MatrixPart]:

@@ -60,19 +60,13 @@ def completed(config: Config) -> Config:
     task, path = config.task, config.model.path
     if task.data != Data.masked_tokens or task.path is not None or path is None:
         return config
-    return replace(
-        config,
-        task=replace(
-            task, path=str(folder(str(path), config.model.download) / SEQUENCES)
-        ),
-    )
+    place = folder(str(path), config.model.download) / SEQUENCES
+    return replace(config, task=replace(task, path=str(place)))
 
 
 def axes(config: Config) -> frozenset[str]:
     """Return whether the seed draws the weights."""
-    if is_random(config):
-        return frozenset({"seed"})
-    return frozenset()
+    return frozenset({"seed"} if is_random(config) else ())
 
 
 def _marks(config: Config) -> list[str]:
@@ -143,11 +137,9 @@ def _check_data(config: Config) -> None:
     is_encoder = bool(_sizes(config).is_encoder)
     is_masked = config.task.data == Data.masked_tokens
     if is_encoder != is_masked:
-        fitting = Data.masked_tokens if is_encoder else Data.tokens
+        what, fitting = "a causal model has no masked tokens", Data.tokens
         if is_encoder:
-            what = "an encoder sees every token"
-        else:
-            what = "a causal model has no masked tokens"
+            what, fitting = "an encoder sees every token", Data.masked_tokens
         raise UserError(
             f"task.data: {what}",
             got=f"task.data={config.task.data}, {settings_of(config)[0].get('model_type')}",
@@ -160,12 +152,10 @@ def _about(config: Config) -> str:
     """Describe how sequences are divided into batches, and which weights of the folder are not used."""
     from hessfig.models.stored.loaded_model import left_out
 
-    surplus = left_out(config) if _sizes(config).is_encoder else []
-    if surplus:
-        words = f"; left out of the folder's weights: {', '.join(surplus)}"
-    else:
-        words = ""
-    return STORED.about(config) + words
+    words = STORED.about(config)
+    if _sizes(config).is_encoder and (surplus := left_out(config)):
+        words += f"; left out of the folder's weights: {', '.join(surplus)}"
+    return words
 
 
 def _sizes(config: Config) -> LoadedSizes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from hessfig.config.enums import MLP, Sink
 from hessfig.config.enums import Kind as KindName
@@ -18,6 +20,7 @@ from hessfig.weights import Layout, Weight, bias_of
 _MATCHED = (
     "model.d_mlp=null"  # settings of the transformer with the same number of parameters
 )
+_WIDEST = 2**31  # above every number of hidden units
 _MLP, _EMBEDDINGS = (Group.mlp.value,), (Group.embeddings.value,)
 
 
@@ -40,13 +43,9 @@ def width(config: Config) -> int:
     """
     if config.model.d_mlp:
         return config.model.d_mlp
-    goal, high = _transformer_size(config), 1
-    while _size(config, high) < goal:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _size(config, middle) < goal else (low, middle)
+    goal, widths = _transformer_size(config), range(1, _WIDEST)
+    high = widths[bisect_left(widths, goal, key=partial(_size, config))]
+    low = high - 1
     if low == 0 or _size(config, high) - goal < goal - _size(config, low):
         return high
     return low

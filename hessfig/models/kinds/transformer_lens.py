@@ -44,9 +44,8 @@ def files(config: Config) -> str:
 def fingerprint(config: Config) -> str:
     """Return a hash of the contents of sizes and weights, or of the settings from which random weights are drawn."""
     if config.model.name is not None:
-        return hashlib.sha256(
-            json.dumps([config.model.name, asdict(_sizes(config))]).encode()
-        ).hexdigest()
+        named = json.dumps([config.model.name, asdict(_sizes(config))])
+        return hashlib.sha256(named.encode()).hexdigest()
     return pin_of(config, 0) or files(config).partition("+")[0]
 
 
@@ -67,9 +66,7 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
 
 def axes(config: Config) -> frozenset[str]:
     """Return whether the seed draws the weights."""
-    if config.model.name is None:
-        return frozenset()
-    return frozenset({"seed"})
+    return frozenset(() if config.model.name is None else {"seed"})
 
 
 def _check(config: Config) -> None:

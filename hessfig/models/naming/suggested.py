@@ -141,7 +141,8 @@ class Held:
             count = next(ends, len(parts) - 2) + 1
         else:
             for at, part in enumerate(parts[:-1], start=1):
-                count = at if part.isdigit() else count
+                if part.isdigit():
+                    count = at
         return ".".join(parts[:count])
 
     @property
@@ -213,10 +214,9 @@ class Places:
         behind = self.inputs_beside(held, _IN_ATTENTION["W_O"])
         heads = heads or (behind // width if width else 0)
         width = width or ((self.width or behind) // heads if heads else 0)
+        suffix = ".shared" * ("shared" in held.lower)
         if held.in_attention and held.is_named_cross:
             suffix = ".cross"
-        else:
-            suffix = ".shared" * ("shared" in held.lower)
         has_heads = not given or "heads" in role
         outputs = held.outputs
         if len(held.shape) == 3 and not held.is_bias and held.path not in self.used:
@@ -290,9 +290,10 @@ class Places:
             rf"{re.escape(held.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE
         )
         for where, matrix in self.matrices[held.stack, held.layer].items():
-            count = len(matrix.shape)
-            if end.fullmatch(where) and count > 1:
-                return matrix.shape[0 if matrix.outputs == 1 and count == 2 else -1]
+            if end.fullmatch(where) and len(matrix.shape) > 1:
+                if matrix.outputs == 1 and len(matrix.shape) == 2:
+                    return matrix.shape[0]
+                return matrix.shape[-1]
         return 0
 
     def _fits(self, role: str, held: Held, matrix: Held) -> bool:
@@ -300,7 +301,9 @@ class Places:
         is_checked = role not in ("", "W_rel") and held.suffix != ".cross"
         if not (is_checked and self.width and len(matrix.shape) == 2):
             return True
-        outputs, inputs = matrix.shape[:: -1 if matrix.outputs == 1 else 1]
+        outputs, inputs = matrix.shape
+        if matrix.outputs == 1:
+            outputs, inputs = inputs, outputs
         return (outputs if role in (Matrix.W_O, Matrix.W_out) else inputs) == self.width
 
 
@@ -315,21 +318,17 @@ def _starred(parts: list[str]) -> str:
 
 def _nested_lists(paths: Iterable[str]) -> set[str]:
     """Return the nested lists (stages of layers) whose items contain attention."""
-    items = defaultdict[tuple[str, str], set[str]](set)
+    items = defaultdict[tuple[str, ...], set[str]](set)
     for path in paths:
         parts = path.replace(WRAPPED, "").split(".")
         digits = [place for place, part in enumerate(parts) if place and part.isdigit()]
         for place in digits[1:]:
             before, behind = parts[:place], ".".join(parts[place + 1 :])
-            if _ATTENTION.search(behind.lower()) and not _ATTENTION.search(
-                ".".join(before[digits[0] :]).lower()
-            ):
-                items[".".join(before), behind].add(parts[place])
-    return {
-        _starred(before.split("."))
-        for (before, _), numbers in items.items()
-        if len(numbers) > 1
-    }
+            inside = ".".join(before[digits[0] :])
+            found = [_ATTENTION.search(where.lower()) for where in (inside, behind)]
+            if found[1] and not found[0]:
+                items[_starred(before), ".".join(before), behind].add(parts[place])
+    return {starred for (starred, *_), numbers in items.items() if len(numbers) > 1}
 
 
 def _counted(weights: list[Held]) -> list[Held]:

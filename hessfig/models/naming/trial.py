@@ -348,7 +348,9 @@ def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
         part = getattr(network, get, lambda: None)()
     except NotImplementedError:
         return []
-    return list(part.parameters()) if part is not None else []
+    if part is None:
+        return []
+    return list(part.parameters())
 
 
 def call_of(inputs: Any, network: nn.Module) -> Call:

@@ -31,8 +31,9 @@ class _View:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        is_split = self.blocks > 1 and not self.axis
-        return (self.blocks, self.total // self.blocks) if is_split else ()
+        if self.blocks == 1 or self.axis:
+            return ()
+        return (self.blocks, self.total // self.blocks)
 
     @property
     def indices(self) -> list[Any]:
@@ -165,7 +166,9 @@ def columns_of(weight: Weight, shape: tuple[int, ...], axis: int) -> Tensor:
 
 
 def _at(axis: int, cut: slice) -> Any:
-    return (_ALL,) * axis + (cut,) if axis else cut
+    if axis:
+        return (_ALL,) * axis + (cut,)
+    return cut
 
 
 def own(held: Held) -> Weight:

@@ -68,11 +68,12 @@ def planned(config: Config, sizes: ModelSizes, layout: Layout, length: int) -> P
     each = number * length * _per_token(sizes, length)
     fitting = int((bound - fixed) / each)
     if fitting < 1:
+        least = fixed + each
         raise UserError(
             "memory: too little for one sequence",
             got=config.memory,
-            allowed=f"at least {(fixed + each) / 1e9:.2g}GB for these blocks, with sequences of {length} tokens",
-            remedy=f"memory={_rounded_up(fixed + each)}, a smaller task.length, or blocks of later layers",
+            allowed=f"at least {least / 1e9:.2g}GB for these blocks, with sequences of {length} tokens",
+            remedy=f"memory={math.ceil(least / 1e8) / 10:g}GB, a smaller task.length, or blocks of later layers",
         )
     sequences = min(total, fitting)
     return Plan(sequences, total, fixed + sequences * each)
@@ -100,10 +101,6 @@ def _per_token(sizes: ModelSizes, length: int) -> int:
         + _OF_WIDTH * sizes.d_model
         + _COMPARED * sizes.vocabulary
     )
-
-
-def _rounded_up(size: int) -> str:
-    return f"{math.ceil(size / 1e8) / 10:g}GB"
 
 
 @dataclass(frozen=True)
