@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.analysis.manifest import read_run
-from hessfig.api.owner import LOCK
+from hessfig.api.owner import LOCK, Owner
 from hessfig.errors import UserError
 from tests import watched
 from tests.api.test_monitor import curvature, value
@@ -131,6 +131,18 @@ def test_a_relative_folder_is_where_the_monitor_was_made(tmp_path, monkeypatch):
     assert LOCK in files_of(there / "mine")
     assert LOCK not in files_of(here / "mine")
     assert (steps(here / "mine"), steps(there / "mine")) == ([0, 3], [6])
+
+
+def test_an_owner_lets_go_of_the_folder_that_it_held(tmp_path, monkeypatch):
+    for name in ("a/mine", "b/mine"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    owner = Owner(Path("mine"))
+    monkeypatch.chdir(tmp_path / "b")
+    other = Owner(Path("mine"))
+    owner.release()
+    assert (files_of(tmp_path / "a"), files_of(tmp_path / "b")) == (set(), {LOCK})
+    other.release()
 
 
 def test_a_failure_in_the_manifest_names_no_directory_of_the_machine(

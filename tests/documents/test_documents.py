@@ -121,10 +121,8 @@ def _width(folder):
 
 
 def _variants(folder):
-    every, some = (
-        pd.read_csv(folder / f"outputs/figures/fig{name}.csv")
-        for name in ("all", "some")
-    )
+    every = pd.read_csv(folder / "outputs/figures/figall.csv")
+    some = pd.read_csv(folder / "outputs/figures/figsome.csv")
     assert len(every["variant"].unique()) == 9
     assert len(some["variant"].unique()) == 2
 
@@ -193,19 +191,19 @@ def test_the_readmes_first_minutes(background, undisturbed, cli, tmp_path):
         drawn,
         *cli("plot", "figure=3a").out.splitlines(),
     ]
-    assert [_shape(line) for line in said] == [
-        _shape(line) for line in printed["text"].splitlines()
-    ]
-    after = [words[1:] for words in others if words[0] == "hessfig"]
-    assert len(after) == 2
-    for words in after:
-        assert cli(*words).code in ((0, 1) if words[0] == "check" else (0,))
+    assert _shapes(said) == _shapes(printed["text"].splitlines())
+    verbs = []
+    for program, *words in others:
+        if program == "hessfig":
+            verbs.append(words[0])
+            assert cli(*words).code in ((0, 1) if words[0] == "check" else (0,))
+    assert len(verbs) == 2
     assert (tmp_path / "outputs/report.html").is_file()
 
 
-def _shape(line):
-    """Return a line with its numbers left out, but for those of names."""
-    return re.sub(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "#", line)
+def _shapes(lines):
+    """Return lines with their numbers left out, but for those of names."""
+    return [re.sub(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "#", line) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -234,18 +232,15 @@ def test_files_a_page_names_are_there(page):
         "report.md",
     }
     mine |= {"block.py", "eigenvalue.py", "kinds.py", "weighted.py", "build"}
-    there = {path.relative_to(ROOT).as_posix() for path in tracked()}
-    folders = {parent.as_posix() for name in there for parent in Path(name).parents}
-    missing = [name for name in named if not mine & set(Path(name).parts)]
-    missing = [
-        name
-        for name in missing
-        if not any(
-            f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders
-        )
-    ]
+    there = set()
+    for path in tracked():
+        inside = path.relative_to(ROOT)
+        there |= {f"/{one.as_posix()}" for one in (inside, *inside.parents)}
     assert len(named) > 0
-    assert not missing
+    for name in named:
+        if not mine & set(Path(name).parts):
+            ending = f"/{name.rstrip('/')}"
+            assert any(one.endswith(ending) for one in there), name
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -289,8 +284,10 @@ def _check_choices(word):
 
 
 def test_exceptions_are_still_needed():
-    said = [*(line for page in PAGES for line in pages.commands(text_of(page)))]
-    words = [*(word for page in PAGES for word in pages.settings_named(text_of(page)))]
+    said, words = [], []
+    for page in PAGES:
+        said += pages.commands(text_of(page))
+        words += pages.settings_named(text_of(page))
     assert set(NOT_COMPOSED) <= set(said)
     assert set(NO_SETTINGS) <= set(words)
     assert len(set(said)) > 80
@@ -328,9 +325,8 @@ def test_commands_are_found_wherever_they_stand():
 def test_links_and_pictures_of_a_page_are_there(page):
     text = text_of(page)
     assert not pages.broken(page, text)
-    assert all(
-        paragraph.count("`") % 2 == 0 for paragraph in pages.prose(text).split("\n\n")
-    )
+    for paragraph in pages.prose(text).split("\n\n"):
+        assert paragraph.count("`") % 2 == 0
 
 
 def test_broken_links_are_found():
@@ -341,23 +337,16 @@ def test_broken_links_are_found():
 
 
 def test_every_page_and_picture_can_be_reached_from_the_readme():
-    reached = set[Path]()
-    new = {ROOT / "README.md"}
-    while new:
-        reached |= new
-        told = {
-            (page, link.partition("#")[0])
-            for page in new
-            if page.suffix == ".md"
-            for link in _links(page)
-        }
-        new = {(page.parent / name).resolve() for page, name in told if name} - reached
+    reached, waiting = {ROOT / "README.md"}, [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        for link in pages.links(page.read_text("utf-8")):
+            place = (page.parent / link.partition("#")[0]).resolve()
+            if place not in reached and place.is_file():
+                reached.add(place)
+                waiting += [place] * (place.suffix == ".md")
     here = {ROOT / page for page in PAGES} | set((ROOT / "docs/img").glob("*.png"))
-    assert not {path.name for path in here - reached}
-
-
-def _links(page):
-    return pages.links(page.read_text("utf-8"))
+    assert not here - reached
 
 
 def test_a_release_begins_with_a_page_for_users():
@@ -376,24 +365,19 @@ def test_a_release_begins_with_a_page_for_users():
         r"^\| .+ \| ([\d.]+) \| .+ \| ([\d.]+) \|$", page, flags=re.MULTILINE
     )
     assert dropped
-    assert all(
-        since < until and until > hessfig.__version__ for since, until in dropped
-    )
+    for since, until in dropped:
+        assert since < until
+        assert until > hessfig.__version__
 
 
 def test_pages_that_files_name_are_there():
     """Names of pages in messages, comments and settings."""
-    texts = {
-        path: path.read_text(errors="ignore")
-        for path in tracked()
-        if path.suffix in (".py", ".yaml", ".md", "")
-    }
-    named = {
-        (path.name, page)
-        for path, text in texts.items()
-        for page in re.findall(r"\bdocs/[\w/-]+\.md", text)
-    }
-    assert {page for _, page in named if not (ROOT / page).is_file()} <= {"docs/x.md"}
+    missing = set()
+    for path in tracked():
+        if path.suffix in (".py", ".yaml", ".md", ""):
+            named = re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(errors="ignore"))
+            missing |= {page for page in named if not (ROOT / page).is_file()}
+    assert missing <= {"docs/x.md"}
 
 
 INSTALLED_BY_NAME = re.compile(
@@ -418,17 +402,11 @@ def test_nothing_says_to_install_a_name_that_anybody_may_take():
         "pip keeps them when it installs hessfig",
     ):
         assert not INSTALLED_BY_NAME.search(right)
-    texts = {
-        path.relative_to(ROOT): path.read_text("utf-8", errors="ignore")
-        for path in tracked()
-    }
-    texts[Path("requirements.txt of a bundle")] = bundle._requirements(
-        {"hessfig": "0.4.0", "versions": {"torch": "2.15"}}
-    )
-    del texts[Path(__file__).relative_to(ROOT)]
-    assert not [
-        str(path) for path, text in texts.items() if INSTALLED_BY_NAME.search(text)
-    ]
+    of_bundle = {"hessfig": "0.4.0", "versions": {"torch": "2.15"}}
+    assert not INSTALLED_BY_NAME.search(bundle._requirements(of_bundle))
+    for path in {*tracked()} - {Path(__file__)}:
+        text = path.read_text("utf-8", errors="ignore")
+        assert not INSTALLED_BY_NAME.search(text), path
 
 
 def test_the_readme_is_one_screen():
@@ -455,13 +433,9 @@ def test_the_readmes_python_prints_its_table(tmp_path):
     assert set(map(str.strip, [*code.splitlines(), *shown.splitlines()])) <= set(front)
     (tmp_path / "mine.py").write_text(code)
     printed = runs.script("mine.py", folder=tmp_path)
-    assert [_shape(line) for line in printed.splitlines()] == [
-        _shape(line) for line in shown.splitlines()
-    ]
-    found, told = (re.findall(r"\d\.\d{6}", text) for text in (printed, shown))
-    assert [float(number) for number in found] == pytest.approx(
-        [float(number) for number in told], abs=1.5e-6
-    )
+    assert _shapes(printed.splitlines()) == _shapes(shown.splitlines())
+    found, told = re.findall(r"\d\.\d{6}", printed), re.findall(r"\d\.\d{6}", shown)
+    assert [*map(float, found)] == pytest.approx([*map(float, told)], abs=1.5e-6)
 
 
 def test_the_version_is_one():
@@ -484,7 +458,6 @@ def test_the_version_is_one():
     paper = cited["preferred-citation"]
     assert paper["title"].lower() in text_of("README.md").replace("\n", " ").lower()
     assert paper["year"] == 2025
-    assert all(
-        author["family-names"] in text_of("README.md") for author in paper["authors"]
-    )
+    for author in paper["authors"]:
+        assert author["family-names"] in text_of("README.md")
     assert {"message", "title", "authors"} <= set(cited)

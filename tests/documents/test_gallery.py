@@ -62,11 +62,9 @@ def test_the_page_is_generated_from_the_manifest(modules):
 
 
 def test_every_picture_is_shown_by_a_page():
-    texts = [
-        path.read_text()
-        for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
-    ]
-    shown = {name for text in texts for name in re.findall(r"img/([\w.-]+\.png)", text)}
+    shown = set()
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        shown.update(re.findall(r"img/([\w.-]+\.png)", path.read_text()))
     assert {path.name for path in IMAGES.glob("*.png")} == shown
 
 
@@ -116,27 +114,18 @@ def test_every_sentence_on_what_is_seen_belongs_to_a_page(modules):
     """A page that was renamed would lose its title without a word."""
     shown = {path.stem.removeprefix("fig") for path in IMAGES.glob("fig*.png")}
     for figure in modules["gallery"].gallery_figures():
-        pages = {
-            f"{figure.name}_{suffix}".rstrip("_")
-            for suffix in figure.seen
-            if suffix != EVERY_PAGE
-        }
-        assert pages <= shown, figure.name
+        for suffix in {*figure.seen} - {EVERY_PAGE}:
+            assert f"{figure.name}_{suffix}".rstrip("_") in shown, figure.name
 
 
 def test_kept_tables_are_small_and_those_of_the_manifest(modules):
+    recorded, most = {}, modules["kept_tables"].LARGEST
+    for table in RECORDS["tables"].values():
+        recorded |= table["kept"]
+        assert sum(table["kept"].values()) <= most
     sizes = {path.name: path.stat().st_size for path in TABLES.iterdir()}
-    recorded = {
-        name: size
-        for table in RECORDS["tables"].values()
-        for name, size in table["kept"].items()
-    }
     assert sizes == recorded
     assert sum(sizes.values()) <= 8 * 2**20
-    most = modules["kept_tables"].LARGEST
-    assert all(
-        sum(table["kept"].values()) <= most for table in RECORDS["tables"].values()
-    )
 
 
 def test_kept_tables_name_no_machine(modules, tmp_path):
@@ -197,23 +186,15 @@ def test_pictures_are_what_the_kept_tables_draw(name, modules, tmp_path):
     }
     if not shown:
         pytest.skip("its pictures are admitted as old")
-    sweeps = {
-        sweep for picture in shown for sweep in RECORDS["pictures"][picture]["tables"]
-    }
-    if left_out := [
-        text
-        for sweep in sweeps
-        if (text := kept_tables.lacking(sweep, RECORDS["tables"]))
-    ]:
-        pytest.skip(f"cannot be redrawn: {left_out[0]}")
+    sweeps = set()
+    for picture in shown:
+        sweeps |= {*RECORDS["pictures"][picture]["tables"]}
     for sweep in sweeps:
+        if left_out := kept_tables.lacking(sweep, RECORDS["tables"]):
+            pytest.skip(f"cannot be redrawn: {left_out}")
         kept_tables.unpack(sweep, tmp_path)
-    drawn = {
-        path.name: path
-        for path in pictures.draw(
-            FIGURES[name], tmp_path, tmp_path / "pictures"
-        ).pictures
-    }
+    drawing = pictures.draw(FIGURES[name], tmp_path, tmp_path / "pictures")
+    drawn = {path.name: path for path in drawing.pictures}
     for picture, path in shown.items():
         with Image.open(path) as before, Image.open(drawn[picture]) as now:
             assert apart(before, pictures.compact(now)) <= _MOVED, picture
@@ -222,8 +203,8 @@ def test_pictures_are_what_the_kept_tables_draw(name, modules, tmp_path):
 def apart(before, now):
     """Return the share of the pixels of two pictures that differ visibly."""
     assert before.size == now.size
-    pixels = [np.asarray(image.convert("RGB"), dtype=int) for image in (before, now)]
-    return float((np.abs(pixels[0] - pixels[1]).max(axis=2) > _FAINT).mean())
+    one, other = np.array(before.convert("RGB"), int), np.array(now.convert("RGB"), int)
+    return float((np.abs(one - other).max(axis=2) > _FAINT).mean())
 
 
 @pytest.mark.long
@@ -283,16 +264,13 @@ def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
     assert set(entry["kept"]) == {"sigma.csv.xz", "sigma.json.xz", "sigma.tar"}
     assert entry["left_out"] == {}
     kept_tables.unpack("sigma", tmp_path / "again")
-    files = [
-        path.relative_to(tmp_path / "again/sigma")
-        for path in (tmp_path / "again").rglob("*")
-        if path.is_file()
-    ]
-    assert set(map(str, files)) == {TABLE, MANIFEST, "cells/aa/1.npz"}
-    assert all(
-        (tmp_path / "again/sigma" / file).read_bytes() == (folder / file).read_bytes()
-        for file in files
-    )
+    files = set()
+    for path in (tmp_path / "again").rglob("*"):
+        if path.is_file():
+            place = path.relative_to(tmp_path / "again/sigma")
+            assert path.read_bytes() == (folder / place).read_bytes()
+            files.add(str(place))
+    assert files == {TABLE, MANIFEST, "cells/aa/1.npz"}
     monkeypatch.setattr(kept_tables, "LARGEST", sum(entry["kept"].values()) - 1)
     entry = kept_tables.keep(folder, {arrays[0], folder / TABLE})
     assert set(entry["left_out"]) == {"sigma.tar"}

@@ -1,6 +1,7 @@
 """The documentation site: every page in one place of its navigation, a build without warnings, no broken link."""
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -40,10 +41,7 @@ def below():
     studies = re.findall(
         r"^   .+ <([\w-]+)>$", text_of("docs/studies/index.rst"), flags=re.MULTILINE
     )
-    return [
-        *(page for pages in ast.literal_eval(text).values() for page in pages),
-        *(f"studies/{x}" for x in studies),
-    ]
+    return sum(ast.literal_eval(text).values(), [f"studies/{x}" for x in studies])
 
 
 def misplaced(listed, there):
@@ -57,14 +55,12 @@ def misplaced(listed, there):
 
 def test_every_page_stands_in_one_place_of_the_navigation():
     docs = ROOT / "docs"
-    there = [
-        str(path.relative_to(docs).with_suffix(""))
-        for kind in ("md", "rst")
-        for path in docs.rglob(f"*.{kind}")
-    ]
+    there = []
+    for path in (*docs.rglob("*.md"), *docs.rglob("*.rst")):
+        there.append(str(path.relative_to(docs).with_suffix("")))
     there.remove("index")
     kinds = navigation(text_of("docs/index.rst"))
-    listed = [page for pages in kinds.values() for page in pages]
+    listed = [*itertools.chain(*kinds.values())]
     assert list(kinds) == KINDS
     assert len(listed) <= 20
     assert misplaced([*listed, *below()], there) == []

@@ -8,8 +8,10 @@ from matplotlib.figure import Figure
 from hessfig.analysis.axis import short_variant, varied_setting
 from hessfig.analysis.curves import functional_shares
 from hessfig.errors import UserError
+from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.figures.parts.page import styled
 from hessfig.figures.parts.panels import name_ends
+from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, depths, make_table, networks, pairs
 from tests.figures.artists import under_legends
 from tests.figures.conftest import (
@@ -110,6 +112,14 @@ def test_matrix_of_block_norms(pages):
     assert len(written) == 36
     assert written[3 * 6 + 3] == "= 0"
     assert written[1 * 6 + 2] == f"{np.log10(3e-3):.1f}".replace("-", "−")
+
+
+def test_norm_matrix_is_symmetric_and_knows_what_is_missing():
+    norms = pd.DataFrame(
+        {"row": ["W_Q", "W_Q"], "col": ["W_Q", "W_V"], "mean": [1.0, 2.0]}
+    )
+    square = norm_matrix(norms, [Matrix.W_Q, Matrix.W_V])
+    np.testing.assert_array_equal(square, [[1, 2], [2, np.nan]])
 
 
 def test_ablation_draws_shares_against_the_varied_setting(pages):
