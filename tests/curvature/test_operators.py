@@ -87,7 +87,7 @@ def test_every_loss_equals_the_dense_oracle(name, loss):
 
 @pytest.mark.parametrize("name", ["softmax", "linear mlp", "bare"])
 def test_the_reference_engine_equals_the_dense_oracle(name):
-    """Elsewhere tests/curvature/test_linearised.py compares the two engines."""
+    """Of networks with more components tests/models/test_components.py compares both routes."""
     assert_all_blocks(curvlinops, name)
 
 

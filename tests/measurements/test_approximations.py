@@ -26,7 +26,7 @@ from hessfig.rng import probe_stream
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
-from hessfig.terms import MLP, PARTS, Approximation, Attention, Matrix, Need, Norm
+from hessfig.terms import MLP, PARTS, Approximation, Attention, Matrix, Need, Norm, Part
 from tests.curvature.oracle import dense_oracle, whole_oracle
 from tests.daily import daily
 from tests.draws import draws

@@ -29,7 +29,7 @@ VARIANTS = {
     "sigmoid": {"attention": "sigmoid"},
     "sigmoid log": {"attention": "sigmoid", "attention_bias": "log_length"},
     "sparsemax": {"attention": "sparsemax", "mlp": "relu"},
-    "entmax15": {"attention": "entmax15", "sink": "scores", "sink_beta": 0.2},
+    "entmax15": {"attention": "entmax15", "sink": "both", "sink_beta": 0.2},
     "kernel": {"attention": "kernel", "scores": "qk_norm"},
     "differential": {"attention": "differential", "n_kv_heads": 1},
     "differential bare": {
@@ -44,7 +44,6 @@ VARIANTS = {
         "softcap": 0.8,
         "window": 2,
     },
-    "sink": {"sink": "both", "sink_beta": 1.5, "norm": "pre"},
     "off by one": {"attention": "off_by_one", "mlp": "linear"},
     "qk norm": {"scores": "qk_norm"},
     "cosine": {"scores": "cosine", "temperature": 0.7},

@@ -108,6 +108,10 @@ def test_weights_of_a_loss():
     assert losses[1].weight.stride() == (2,)
 
 
+def test_sparse_tensors_have_no_order():
+    assert is_row_major(torch.eye(2).to_sparse())
+
+
 def test_weights_of_a_file_are_by_rows(tmp_path):
     torch.save({"weight": draws(4, 5).T}, tmp_path / "weights.pt")
     found = read_weights(tmp_path / "weights.pt")["weight"]

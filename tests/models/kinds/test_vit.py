@@ -97,7 +97,6 @@ def config(**settings):
 
 
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
-@pytest.mark.long
 def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it():
     cell = Cell(Variant("", config(quantities=["hessian"])), 0.5, 1, "hessian")
     arrays = compute_cell(cell).arrays
