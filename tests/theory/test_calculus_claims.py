@@ -7,31 +7,9 @@ from hypothesis import strategies as st
 
 from hessfig.rng import stream
 from hessfig.theory import matrix_formulas as mc
-from hessfig.theory.autodiff import jacobian
 from hessfig.theory.statement import normal
 
 sizes = st.integers(1, 5)
-
-
-@settings(derandomize=True, deadline=None, max_examples=15)
-@given(sizes, sizes)
-def test_commutation_transposes(n, m):
-    B = normal(n, m, generator=stream(0, "B", n, m))
-    assert torch.equal(mc.commutation(m, n) @ mc.vec(B), mc.vec(B.T))
-    assert torch.equal(mc.commutation(m, n) @ mc.commutation(n, m), mc.identity(n * m))
-
-
-@settings(derandomize=True, deadline=None, max_examples=10)
-@given(sizes, sizes, sizes, sizes)
-def test_kronecker_derivatives(n, q, p, r):
-    X = normal(n, q, generator=stream(0, "X"))
-    Y = normal(p, r, generator=stream(0, "Y"))
-    assert torch.equal(
-        mc.kron_jacobian_left(X, Y), jacobian(lambda left: torch.kron(left, Y), X)
-    )
-    assert torch.equal(
-        mc.kron_jacobian_right(X, Y), jacobian(lambda right: torch.kron(X, right), Y)
-    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=10)

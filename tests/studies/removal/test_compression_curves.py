@@ -48,24 +48,16 @@ def drawn(layout, table, folder, **options):
 
 
 def test_curves_and_correlations_are_means_over_seeds(tmp_path):
-    table = pd.concat(
-        [
-            *(
-                rows("removed_share", (share, share), index)
-                for index, share in enumerate((0.0, 0.5))
-            ),
-            *(
-                rows(f"{name}_loss", (2 * y, y / 2), k)
-                for name, ys in LOSSES.items()
-                for k, y in enumerate(ys)
-            ),
-            *(
-                rows(f"{name}_correlation", values)
-                for name, values in CORRELATIONS.items()
-            ),
-        ],
-        ignore_index=True,
-    )
+    tables = [
+        rows("removed_share", (0.0, 0.0), 0),
+        rows("removed_share", (0.5, 0.5), 1),
+    ]
+    for name, ys in LOSSES.items():
+        for k, y in enumerate(ys):
+            tables.append(rows(f"{name}_loss", (2 * y, y / 2), k))
+    for name, values in CORRELATIONS.items():
+        tables.append(rows(f"{name}_correlation", values))
+    table = pd.concat(tables, ignore_index=True)
     losses, page = drawn("pruning", table, tmp_path)
     (curves,), (correlations,) = losses.figure.axes, page.figure.axes
     (few, _) = drawn("pruning", table, tmp_path, saliencies=["obs_hessian"])
@@ -78,19 +70,18 @@ def test_curves_and_correlations_are_means_over_seeds(tmp_path):
     lines = {tuple(np.round(line.get_ydata(), 9)): line for line in curves.lines}
     # Of 2 y and y / 2 the geometric mean is y.
     assert set(lines) == set(LOSSES.values())
-    assert all(list(line.get_xdata()) == [0.0, 0.5] for line in lines.values())
+    for line in lines.values():
+        assert list(line.get_xdata()) == [0.0, 0.5]
     by_rule = [lines[LOSSES[name]] for name in ("obd_hessian", "obs_hessian")]
     assert by_rule[0].get_color() == by_rule[1].get_color()
     assert [one.get_linestyle() for one in by_rule] == ["--", "-"]
 
-    marks = {
-        float(line.get_xdata()[0])
-        for line in correlations.lines
-        if line.get_marker() == "o"
-    }
-    expected = {
-        tanh((atanh(one) + atanh(other)) / 2) for one, other in CORRELATIONS.values()
-    }
+    marks, expected = set(), []
+    for line in correlations.lines:
+        if line.get_marker() == "o":
+            marks.add(float(line.get_xdata()[0]))
+    for one, other in CORRELATIONS.values():
+        expected.append(tanh((atanh(one) + atanh(other)) / 2))
     assert sorted(marks) == pytest.approx(sorted(expected))
     numbers = page.numbers[page.numbers["number"] == "correlation"].set_index(
         "saliency"
@@ -103,16 +94,12 @@ def test_curves_and_correlations_are_means_over_seeds(tmp_path):
 
 def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path):
     rises = {8: 0.0, 4: 0.1, 3: 0.4}
-    table = pd.concat(
-        [
-            rows(
-                f"{name}_increase", (factor * rise, factor * rise), bits, ("W_E", "all")
-            )
-            for name, factor in (("nearest", 1.0), ("gptq_hessian", 0.5))
-            for bits, rise in rises.items()
-        ],
-        ignore_index=True,
-    )
+    tables = []
+    for name, factor in (("nearest", 1.0), ("gptq_hessian", 0.5)):
+        for bits, rise in rises.items():
+            values = (factor * rise, factor * rise)
+            tables.append(rows(f"{name}_increase", values, bits, ("W_E", "all")))
+    table = pd.concat(tables, ignore_index=True)
     (page,) = drawn("quantisation", table, tmp_path)
     first, second = page.figure.axes
     assert titles_of((first, second)) == ["all matrices", r"$W_{\mathrm{E}}$"]

@@ -25,17 +25,13 @@ def test_a_dot_and_the_end_of_a_curve_are_one_number(pages):
         {"Newton": 0.1, "AdamW": 0.4, "gradient descent, clipping 0.1": 0.8}
     )
     assert texts_of(dots.get_yticklabels()) == sorted(ends, key=ends.__getitem__)
-    full = dots.containers[:3]
-    opened = dots.containers[3:]
-    places = [
-        [float(one.lines[0].get_xdata()[0]) for one in budget]
-        for budget in (full, opened)
-    ]
-    np.testing.assert_allclose(places[0], np.array([0.1, 0.4, 0.8]) / 0.4)
-    assert places[1][0] > 1 > places[0][0]  # a look at the curvature costs nine updates
-    assert [
-        one.lines[0].get_markerfacecolor() == "white" for one in dots.containers
-    ] == [False] * 3 + [True] * 3
+    places = []
+    for number, one in enumerate(dots.containers):
+        (mark, *_) = one.lines
+        places.append(float(mark.get_xdata()[0]))
+        assert (mark.get_markerfacecolor() == "white") == (number >= 3)
+    np.testing.assert_allclose(places[:3], np.array([0.1, 0.4, 0.8]) / 0.4)
+    assert places[3] > 1 > places[0]  # a look at the curvature costs nine updates
 
 
 def test_what_is_not_drawn_is_in_the_file(pages):
