@@ -26,7 +26,8 @@ from hessfig.theory.statement import (
     normal,
 )
 
-Q, V = Matrix.W_Q, Matrix.W_V
+Q = Matrix.W_Q
+V = Matrix.W_V
 
 
 def _pairs_oracle(point: AttentionPoint) -> Values:
@@ -205,7 +206,8 @@ BOUNDS = {
 
 
 SEQUENCES = 3
-_VALUE, _QUERY = "H_o(W_V, W_V)", "H_o(W_Q, W_Q)"
+_VALUE = "H_o(W_V, W_V)"
+_QUERY = "H_o(W_Q, W_Q)"
 
 
 def _sequences(dims: Dims, generator: torch.Generator) -> Instance:

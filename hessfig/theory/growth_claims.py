@@ -157,7 +157,8 @@ DEGREES = {
 
 Q, K, V = MATRICES
 PAIRS = list(combinations_with_replacement(MATRICES, 2))
-TINY, LARGE = 1e-5, 3.0
+TINY = 1e-5
+LARGE = 3.0
 
 EQUATION_5: dict[Part, dict[tuple[Matrix, Matrix], int]] = {
     Part.H_o: {(Q, Q): 6, (Q, K): 6, (K, K): 6, (Q, V): 4, (K, V): 4, (V, V): 2},
@@ -316,7 +317,8 @@ class DrawnCase(Instance):
 
     def rates(self) -> dict[str, BlockRate]:
         """Return the predictions for every pair of the compared weights of one layer, by name."""
-        case, predictions = self.case, {}
+        case = self.case
+        predictions = {}
         for regime in regimes(case.architecture):
             for part in PARTS:
                 for row, col in combinations_with_replacement(self.seen, 2):

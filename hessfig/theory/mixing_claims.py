@@ -152,7 +152,8 @@ Q = Matrix.W_Q
 K = Matrix.W_K
 V = Matrix.W_V
 QK = Matrix.W_QK
-SMALL, TINY = 1e-5, 1e-7
+SMALL = 1e-5
+TINY = 1e-7
 Coefficients = Mapping[int, float]
 _SOFTMAX = (0, 1, 2, 3)
 

@@ -283,7 +283,8 @@ def _case_name(placement: Placement, activation: Activation) -> str:
 
 def _relu_oracle(placement: Placement, p: BlockProblem) -> Values:
     """H_f(W_in, W_in) over the size of H_o(W_in, W_in), so that the error reads as a share."""
-    network, loss = p.network(placement, RELU), square_loss(p.target)
+    network = p.network(placement, RELU)
+    loss = square_loss(p.target)
     outer = hessian_blocks(network, loss, p.weights, Part.H_o)
     functional = hessian_blocks(network, loss, p.weights, Part.H_f)
     return _share(outer, functional)

@@ -10,7 +10,9 @@ from hessfig.theory import scalar_formulas as scalar
 from hessfig.theory.statement import Check, Dims, Values, normal
 
 BETA = 2.0
-TOKENS, PROBLEMS, CONDITION_PROBLEMS = 8, 40, 11
+TOKENS = 8
+PROBLEMS = 40
+CONDITION_PROBLEMS = 11
 NORM_FACTOR = 300.0
 OUTSIDE = "eigenvalues outside symmetric pairs"
 
@@ -152,7 +154,8 @@ SCALAR = {
 
 
 STRONG_BETA = 12.0
-MANY_TOKENS, MANY_PROBLEMS = 16, 60
+MANY_TOKENS = 16
+MANY_PROBLEMS = 60
 CLAIM = "bulk shrinks, largest outlier grows"
 
 

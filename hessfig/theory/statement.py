@@ -166,7 +166,8 @@ class StatementOutcome:
 def check(statement: Statement, dims: list[Dims], seeds: int) -> StatementOutcome:
     """Compare printed and corrected formula with the oracle for all dims and seeds; return the largest errors."""
     start = time.perf_counter()
-    printed, corrected = [], []
+    printed = []
+    corrected = []
     measure = statement.measure
     for size in dims:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):

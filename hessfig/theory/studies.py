@@ -21,7 +21,8 @@ from hessfig.theory.bound_claims import SLACK, scaled
 from hessfig.theory.statement import Dims, attention_point, normal
 from hessfig.theory.verification import csv_text, quartiles
 
-SEAL, KIND = "sha256.json", "table of a study"
+SEAL = "sha256.json"
+KIND = "table of a study"
 
 
 def keep(folder: Path, tables: Mapping[str, str]) -> list[Path]:
@@ -66,7 +67,8 @@ def _seal(paths: list[Path]) -> dict[str, object]:
 
 DIMS = Dims(L=8, d_V=6, d_K=4)
 BOUNDS_SEED = 1234
-BOUNDS_PROBLEMS, RANDOM_SCALES = 30, 150
+BOUNDS_PROBLEMS = 30
+RANDOM_SCALES = 150
 SIGMAS = tuple(10 ** (-2 + k / 5) for k in range(13))
 
 WHOLE = ("whole", "whole")
@@ -134,8 +136,11 @@ def _over_scales() -> Iterator[tuple[object, ...]]:
         yield (*names, min(values), *quartiles(values), violations, len(values))
 
 
-L, D_K, SEED = 16, 8, 1234
-PROBLEMS, CONDITION_PROBLEMS = 200, 40
+L = 16
+D_K = 8
+SEED = 1234
+PROBLEMS = 200
+CONDITION_PROBLEMS = 40
 NORM_FACTORS = tuple(2.0**k for k in range(8))
 BETAS = tuple(0.75 * k for k in range(17))
 
@@ -205,7 +210,8 @@ def _balanced(problem: scalar.ScalarProblem) -> scalar.ScalarProblem:
 def _ggn(problems: list[scalar.ScalarProblem]) -> Rows:
     """At random weights, and with targets moved so that the gradient vanishes."""
     for model in scalar.RESPONSES:
-        random, critical = [], []
+        random = []
+        critical = []
         for k, problem in enumerate(problems):
             response = problem.response(model)
             noise = normal(L, generator=stream(SEED, "scalar", "noise", k))

@@ -26,7 +26,8 @@ from hessfig.theory.matrix_formulas import (
 )
 
 Pair = tuple[Matrix, Matrix]
-IN, OUT = Matrix.W_in, Matrix.W_out
+IN = Matrix.W_in
+OUT = Matrix.W_out
 Rows = Float[Tensor, "L d"]
 Square = Float[Tensor, "Ld Ld"]
 
