@@ -41,7 +41,10 @@ class UserError(ValueError):
     def __init__(
         self, what: str, *, got: object = None, allowed: str = "", remedy: str = ""
     ) -> None:
-        self.what, self.got, self.allowed, self.remedy = what, got, allowed, remedy
+        self.what = what
+        self.got = got
+        self.allowed = allowed
+        self.remedy = remedy
         super().__init__(self._render())
 
     def __reduce__(self) -> tuple[object, ...]:

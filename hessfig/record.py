@@ -47,7 +47,8 @@ COLUMNS = [
 ]
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
-CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
+CHECKSUM = "checksum"
+LARGEST_MANIFEST = 32 * 2**20
 _SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
 # the SHA-256 of the table next to a manifest; and, while a training is followed, that
 # of the table before

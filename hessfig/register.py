@@ -84,7 +84,8 @@ def _foreign(path: Path, kind: str, known: Collection[str]) -> str:
         if path.exists():
             return "a folder, a pipe or a device"
         return ""
-    entry, sha256 = _entry(path), fingerprint(path)
+    entry = _entry(path)
+    sha256 = fingerprint(path)
     if entry is None:
         return "" if sha256 in known else "a file that is in no register of hessfig's"
     if sha256 not in entry["sha256"]:

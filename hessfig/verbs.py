@@ -56,7 +56,8 @@ class Verb:
 
     def in_full(self, words: Sequence[str]) -> list[str]:
         """Return the words with every alias replaced by its setting, after the verb's presets."""
-        typed, names = [word.partition("=") for word in words], dict(self.aliases)
+        typed = [word.partition("=") for word in words]
+        names = dict(self.aliases)
         keys = [names.get(key, key) for key, _, _ in typed]
         presets = [word for word in self.presets if word.partition("=")[0] not in keys]
         return [

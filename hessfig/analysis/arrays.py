@@ -230,7 +230,8 @@ class StoredHessian:
         """Return the diagonal block of a parameter. Raises UserError for an unknown parameter."""
         if name not in self.names:
             raise self._no_parameter(name)
-        k, borders = self.names.index(name), self.borders()
+        k = self.names.index(name)
+        borders = self.borders()
         return self.matrix[borders[k] : borders[k + 1], borders[k] : borders[k + 1]]
 
     def _no_parameter(self, name: str) -> UserError:
@@ -369,7 +370,8 @@ def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
     Raises UserError if none are stored, and for files that are missing, damaged,
     swapped or of another form.
     """
-    form, courses = _LOSS_FORMS[quantity], []
+    form = _LOSS_FORMS[quantity]
+    courses = []
     for entry in listed(folder, form):
         numbers, names = read(folder, entry, form, partial(_take_losses, quantity))
         courses.append(

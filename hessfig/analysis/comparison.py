@@ -176,7 +176,8 @@ def _placed(table: DataFrame, keys: list[str]) -> DataFrame:
 
 
 def _judged(pairs: DataFrame) -> DataFrame:
-    a, b = pairs["value"].to_numpy(float), pairs["value_other"].to_numpy(float)
+    a = pairs["value"].to_numpy(float)
+    b = pairs["value_other"].to_numpy(float)
     both_lost = ~np.isfinite(a) & ~np.isfinite(b)
     in_float32 = (pairs["dtype_other"] == "float32").to_numpy()
     is_small = in_float32 & (np.abs(b) < FLOAT32_FLOOR)

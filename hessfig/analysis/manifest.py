@@ -65,7 +65,8 @@ def read_run(folder: Path) -> RecordedRun:
     if manifest is None:
         return RecordedRun(table, {})
     config = manifest["config"]
-    axis, first_seed = (config.get("sweep") or {}).get("axis"), config.get("first_seed")
+    axis = (config.get("sweep") or {}).get("axis")
+    first_seed = config.get("first_seed")
     networks = architectures(table, manifest)
     axis = Axis(axis or SIGMA.name)
     unchanged = dict(_unchanged(table["variant"].unique(), manifest))
@@ -80,7 +81,8 @@ def _unchanged(
     The manifest's config belongs to the first variant; the others have their own model,
     task and state, or the same.
     """
-    config, every = manifest["config"], manifest.get("variants") or [{"variant": ""}]
+    config = manifest["config"]
+    every = manifest.get("variants") or [{"variant": ""}]
     for key in varied_settings(variants):
         group, _, name = key.partition(".")
         for entry in every if group in OF_ARCHITECTURE else every[:1]:
@@ -192,7 +194,8 @@ def _read_checked(folder: Path) -> dict[str, Any] | None:
 
 
 def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:
-    path, recorded = folder / TABLE, manifest.get(SEAL)
+    path = folder / TABLE
+    recorded = manifest.get(SEAL)
     if recorded is None or not path.is_file():
         return
     actual = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -50,7 +50,8 @@ def _check_words(table: DataFrame, broken: Broken) -> None:
 def _check_values(table: DataFrame, broken: Broken) -> None:
     """Check that the status fits the value, layers exist in the network, sigma is a scale, and step is a count."""
     value, status = table["value"], table["status"]
-    is_ok, finite = status == Status.ok, np.isfinite(value)
+    is_ok = status == Status.ok
+    finite = np.isfinite(value)
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
     depth, sigma = table["num_layers"], table["sigma"]

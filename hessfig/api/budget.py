@@ -18,9 +18,13 @@ class Budget:
     """
 
     def __init__(self, max_fraction: float | None) -> None:
-        self.max_fraction, self.spent, self.training = _fraction(max_fraction), 0.0, 0.0
+        self.max_fraction = _fraction(max_fraction)
+        self.spent = 0.0
+        self.training = 0.0
         self._last, self._left = 0.0, float("nan")
-        self._note, self._noted, self._count = 0.0, 0.0, 0
+        self._note = 0.0
+        self._noted = 0.0
+        self._count = 0
 
     def arrive(self) -> None:
         """Count the time since `leave` as the training's."""
@@ -57,7 +61,8 @@ class Budget:
 
     def allows_note(self, count: int) -> bool:
         """Whether `count` skipped or failed steps are written down: twice as many as last time, or time for a note."""
-        share, since = self.max_fraction, self.training - self._noted
+        share = self.max_fraction
+        since = self.training - self._noted
         return (
             count >= 2 * self._count
             or share is None
@@ -83,7 +88,8 @@ class Budget:
 
     def record(self) -> dict[str, Any]:
         """Return the record that the manifest holds."""
-        spent, training = round(self.spent, 3), round(self.training, 3)
+        spent = round(self.spent, 3)
+        training = round(self.training, 3)
         return {
             "max_fraction": self.max_fraction,
             "spent_seconds": spent,

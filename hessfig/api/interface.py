@@ -578,7 +578,8 @@ def measure(
         directions,
         products,
     )
-    place, config = device_of(device), wanted.config()
+    place = device_of(device)
+    config = wanted.config()
     if is_sharded(problem.network):
         from hessfig.api.sharded import measure_sharded
 
@@ -668,7 +669,8 @@ def _frame(
     frame = frame.astype(
         {"value": float, "error": float, "sigma": float, "step": float}
     )
-    lost, may_be = frame[frame["status"] == Status.nonfinite], undefined_rows(measured)
+    lost = frame[frame["status"] == Status.nonfinite]
+    may_be = undefined_rows(measured)
     if len(lost) < len(frame):  # if no number is finite, something is wrong
         lost = lost[~lost["quantity"].isin(may_be)]
     if len(lost):

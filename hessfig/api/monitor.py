@@ -406,7 +406,8 @@ class Monitor:
         from hessfig.api.sharded_training import from_first
 
         self._check_trained()
-        point, names = self._sharded.point(), self._config.quantities
+        point = self._sharded.point()
+        names = self._config.quantities
 
         def missing() -> list[str]:
             self._course.begin(step, dict.fromkeys(names, point), {})
@@ -469,7 +470,8 @@ class Monitor:
 
     def _check_trained(self) -> None:
         """Raise UserError where other parameters require a gradient than did when the monitor was made."""
-        now, was = trainable_names(self._network), self._trained
+        now = trainable_names(self._network)
+        was = self._trained
         if was is not None and now != was:
             other = sorted(now ^ was)
             raise UserError(
@@ -484,7 +486,8 @@ class Monitor:
 
     def _points(self, function: str) -> dict[str, str]:
         """Return the hash of the function by quantity: at its weights, and away from them where a quantity walks."""
-        point, names = self._point(function), self._config.quantities
+        point = self._point(function)
+        names = self._config.quantities
         away = [name for name in names if walks(name, self._config)]
         if not away:
             return dict.fromkeys(names, point)

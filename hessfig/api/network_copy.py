@@ -118,7 +118,8 @@ class NetworkCopy:
 
 def _take_over(live: nn.Module, ours: nn.Module) -> str:
     """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
-    theirs, copies = _tensors(live), _tensors(ours)
+    theirs = _tensors(live)
+    copies = _tensors(ours)
     now, before = (
         {name: tuple(tensor.shape) for name, tensor in named.items()}
         for named in (theirs, copies)

@@ -47,7 +47,8 @@ _OF_PAPER = tuple(key for key in OF_STUDIES if key != "formats")
 
 def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
     """Return the figure to draw, for a paper (None: from the settings), with the fits of the sweep or of the words."""
-    figure, asked = job.config.figure, _of_its_sweep(job)
+    figure = job.config.figure
+    asked = _of_its_sweep(job)
     preset = preset_in(table_folder(asked), job.own)
     return FigureSpec(
         figure.name,
@@ -116,7 +117,8 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
 
 def remember(job: Job, folder: Path) -> None:
     """Store the specification of a user's own figure next to its table, for the report."""
-    figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
+    figure = as_plain(job.config.figure)
+    asked = _of_its_sweep(job).config.sweep
     content: dict[str, Any] = {key: figure[key] for key in _OF_LAYOUT}
     content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
     content["paper"] = {

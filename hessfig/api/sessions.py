@@ -250,8 +250,10 @@ def fitted_slopes(job: Job) -> pd.DataFrame:
     """Return the slopes of the sweep's curves as a frame, and write them next to its table."""
     from hessfig.analysis.slopes.fit import FitSettings, write_slopes
 
-    config, folder = job.config, table_folder(job)
-    average, preset = config.sweep.average.value, unchanged(preset_in(folder, job.own))
+    config = job.config
+    folder = table_folder(job)
+    average = config.sweep.average.value
+    preset = unchanged(preset_in(folder, job.own))
     settings = FitSettings(average, config.tolerance, preset, config.sweep.predictions)
     return write_slopes(
         folder,
@@ -351,7 +353,8 @@ def plot(
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(what, Path(scratch))
         if figure and "=" in figure:
-            words, figure = (figure, *words), None
+            words = (figure, *words)
+            figure = None
         if figure:
             chosen = {"figure": figure}
         else:
@@ -465,7 +468,8 @@ def _check_here(job: Job) -> None:
 
 def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments as settings: those of the group figure get its name, options one word each."""
-    known, named = vars(FigureConfig()), dict[str, Any]()
+    known = vars(FigureConfig())
+    named = dict[str, Any]()
     for key, value in settings.items():
         if key == "options" and isinstance(value, Mapping):
             named |= {

@@ -314,7 +314,8 @@ def _block_rows(
     from hessfig.curvature.sharded import estimates
 
     seed, spectrum = config.first_seed, config.spectrum
-    asked, found = set(config.quantities), dict[str, Measured]()
+    asked = set(config.quantities)
+    found = dict[str, Measured]()
 
     def row(
         quantity: str, one: estimates.Estimate, estimator: str, **more: Any

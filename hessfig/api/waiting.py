@@ -39,7 +39,8 @@ class Waiting:
         self._total: int | None = None  # of columns, once they are known
         self._bar: Any = None
         self._task: Any = None
-        self._lock, self._is_over = Lock(), False
+        self._lock = Lock()
+        self._is_over = False
         self._timer = Timer(PATIENCE, self._show)
         self._timer.daemon = True
         if _may_be_watched():

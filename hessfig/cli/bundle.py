@@ -18,7 +18,9 @@ from hessfig.errors import UserError, plain
 from hessfig.record import MANIFEST, TABLE
 from hessfig.register import check_replaceable, publish
 
-ARCHIVE, SUMS, OWN = ".zip", "SHA256SUMS", "own"
+ARCHIVE = ".zip"
+SUMS = "SHA256SUMS"
+OWN = "own"
 _KIND = "bundle"
 _EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a zip archive: equal files make equal archives
 

@@ -86,7 +86,8 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
             allowed="--config-dir FOLDER",
             remedy="leave the flag out; network.json will contain the settings",
         )
-    verb, words = VERBS["export"], [word for word in command.words if "=" in word]
+    verb = VERBS["export"]
+    words = [word for word in command.words if "=" in word]
     chosen = [word for word in words if word.partition("=")[0] in _CHOICES]
     others = [word for word in words if word not in chosen]
     given = own_words(verb, chosen)
@@ -134,7 +135,8 @@ def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
 
 def _only(key: str, given: Mapping[str, str], choices: Iterable[T]) -> T:
     """Return the requested value, or the only one. Raises UserError for an unknown value, and for several."""
-    values, text = list(dict.fromkeys(choices)), given.get(key)
+    values = list(dict.fromkeys(choices))
+    text = given.get(key)
     if text is None:
         same = values
     else:

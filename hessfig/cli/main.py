@@ -89,7 +89,8 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"hessfig {import_module('hessfig').__version__}")
         return 0
-    verb, rest = _verb(arguments[0]), arguments[1:]
+    verb = _verb(arguments[0])
+    rest = arguments[1:]
     _check_current_folder()
     module, _, name = verb.does.partition(":")
     if not verb.composed and not set(rest) & set(_HELP):

@@ -61,7 +61,8 @@ def _study(job: Job) -> list[Path]:
     """Compute the tables of a theory study unless they exist and are complete (seconds), then draw its figure."""
     from hessfig.api.requested import OF_STUDIES, paper_of
 
-    name, outputs = job.config.figure.name, Path(job.config.output_dir)
+    name = job.config.figure.name
+    outputs = Path(job.config.output_dir)
     if name not in theory_studies():
         got = f"figure.name={name}, figure.layout={STUDY}"
         otherwise = "figure.layout=LAYOUT for a figure of a sweep"
@@ -99,7 +100,8 @@ def _drawn(job: Job) -> list[Path]:
     from hessfig.api.requested import figure_spec, remember
     from hessfig.figures.sheets import draw
 
-    outputs, spec = Path(job.config.output_dir), figure_spec(job)
+    outputs = Path(job.config.output_dir)
+    spec = figure_spec(job)
     paths = draw(spec, outputs)
     if (spec.name, spec.sweep) not in {
         (figure.name, figure.sweep) for figure in shipped_figures()
@@ -188,7 +190,8 @@ def _levels(job: Job) -> int:
     from hessfig.analysis.slopes import levels
 
     check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
-    config, folder = job.config, table_folder(job)
+    config = job.config
+    folder = table_folder(job)
     tables = levels.run(
         folder,
         job.windows,
@@ -212,7 +215,8 @@ def check_verb(job: Job) -> int:
 
     check_format(job.config.format, Printed.table, Printed.json)
     job = as_made(job)
-    slopes, tolerance = fitted_slopes(job), job.config.tolerance
+    slopes = fitted_slopes(job)
+    tolerance = job.config.tolerance
     lines, code = gate.summary(slopes, tolerance)
     if job.config.format == Printed.json:
         print_plain(

@@ -66,7 +66,8 @@ class _Outlet(io.RawIOBase):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._descriptor, self._open = descriptor, True
+        self._descriptor = descriptor
+        self._open = True
 
     def writable(self) -> bool:
         return True

@@ -87,7 +87,8 @@ def number_of_samples(config: Config, *, size: int | None = None) -> int:
     Raises UserError for more samples than there are, a first k beyond them, and a loss
     that is not a mean over samples.
     """
-    landscape, size = config.landscape, size or config.task.batch_size
+    landscape = config.landscape
+    size = size or config.task.batch_size
     count = size if landscape.samples is None else landscape.samples
     if count > size:
         raise UserError(

@@ -15,7 +15,8 @@ def sigma_values(grid: GridConfig) -> list[float]:
         return [float(grid.low)]
     steps = [i / (grid.points - 1) for i in range(grid.points)]
     if grid.spacing == Spacing.log:
-        low, high = math.log10(grid.low), math.log10(grid.high)
+        low = math.log10(grid.low)
+        high = math.log10(grid.high)
         raw = [10 ** (low + t * (high - low)) for t in steps]
     else:
         raw = [grid.low + t * (grid.high - grid.low) for t in steps]

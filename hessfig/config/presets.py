@@ -81,7 +81,8 @@ def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, A
     if file is None:
         return {}
     text = file.read_text("utf-8")
-    body, prefix = _parsed(text), f"{group}."
+    body = _parsed(text)
+    prefix = f"{group}."
     if "@package _global_" in text:
         prefix = ""
     chosen = dict[str, Any]()

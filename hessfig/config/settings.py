@@ -207,7 +207,8 @@ def _settings_of(section: Any, prefix: str, role: Role) -> Iterator[Setting]:
     for name, info in (
         (entry.name, entry.metadata["says"]) for entry in fields(section)
     ):
-        value, key = getattr(section, name), f"{prefix}{name}"
+        value = getattr(section, name)
+        key = f"{prefix}{name}"
         if isinstance(info, Role):
             yield from _settings_of(value, f"{key}.", info)
         else:

@@ -118,14 +118,16 @@ class ColumnOperator(SidedColumn):
 class _OnCPU(PyTorchLinearOperator):
     """A symmetric operator as an operator of curvlinops on CPU vectors."""
 
-    SELF_ADJOINT, device = True, torch.device("cpu")
+    SELF_ADJOINT = True
+    device = torch.device("cpu")
 
     def __init__(
         self, operator: TensorsOperator, parameters: Sequence[nn.Parameter]
     ) -> None:
         shapes = [tuple(parameter.shape) for parameter in parameters]
         super().__init__(shapes, shapes)
-        self._operator, self._parameter = operator, parameters[0]
+        self._operator = operator
+        self._parameter = parameters[0]
 
     dtype = property(lambda self: self._parameter.dtype)
 
@@ -235,7 +237,9 @@ class MatrixOperator(PyTorchLinearOperator):
     def __init__(self, matrix: Any, dtype: torch.dtype, *, is_symmetric: bool) -> None:
         rows, columns = matrix.shape
         super().__init__([(columns,)], [(rows,)])
-        self._matrix, self._real, self.SELF_ADJOINT = matrix, dtype, is_symmetric
+        self._matrix = matrix
+        self._real = dtype
+        self.SELF_ADJOINT = is_symmetric
 
     device = property(lambda self: self._matrix.device)
     dtype = property(lambda self: self._real)

@@ -297,7 +297,9 @@ def _plain_attention() -> Iterator[None]:
 
     On CUDA, cuDNN is switched off, because its LSTM and GRU have no second derivative.
     """
-    cuda, cudnn, mha = torch.backends.cuda, torch.backends.cudnn, torch.backends.mha
+    cuda = torch.backends.cuda
+    cudnn = torch.backends.cudnn
+    mha = torch.backends.mha
     fast_path = mha.get_fastpath_enabled()
     was_enabled = cudnn.enabled
     before = {kernel: getattr(cuda, f"{kernel}_sdp_enabled")() for kernel in _KERNELS}

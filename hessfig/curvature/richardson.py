@@ -235,7 +235,8 @@ def extrapolated(
     """
     steps = _Steps(quotient, start, unit, length)
     best = trial = steps.tried(0)
-    shortest, longest = -math.inf, math.inf
+    shortest = -math.inf
+    longest = math.inf
     for _ in range(_MOST_TRIES - 1):
         if trial.is_accurate:
             break
@@ -248,7 +249,8 @@ def extrapolated(
             if not trial.is_rounding or best.octave != longest:
                 break
             # A shorter step was worse, by rounding: this one was not too long.
-            shortest, longest = (longest, math.inf)
+            shortest = longest
+            longest = math.inf
             octave = best.octave + trial.jump
         # Its tensors would add to those of the next one.
         del trial

@@ -472,7 +472,8 @@ def refusal_by_values(
     beside = _Ray(ray.problem, here.reached, vector, moved=True)
     if beside.is_outside or not beside.misses_values():
         return None
-    rise, expected = beside.slope_of_values(), beside.slope_by_autograd
+    rise = beside.slope_of_values()
+    expected = beside.slope_by_autograd
     return _refused(
         objective,
         "the gradient of this loss is not that of its values",

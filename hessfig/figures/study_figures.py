@@ -168,7 +168,8 @@ def numbers(tables: dict[str, DataFrame]) -> DataFrame:
     """Return every drawn number: panel, series, x, median (or value) y, quartiles."""
     spectrum, condition, ggn, sinks = (tables[name] for name in TABLES)
     kind, rank = spectrum["kind"], spectrum["index"]
-    number, N = "condition number", condition["norm_squared"]
+    number = "condition number"
+    N = condition["norm_squared"]
     of_models = ggn["model"] + ", " + ggn["where"]
     frames = [
         _tidy("spectrum", kind + ", autodiff", rank, spectrum["autodiff"]),

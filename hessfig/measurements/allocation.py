@@ -31,7 +31,9 @@ from hessfig.models.blocks import blocks_of
 from hessfig.weights import Layout
 
 # Pilots: this many values of sigma, networks at each, and probes of each network.
-PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
+PILOT_SIGMAS = 4
+PILOT_REPEATS = 8
+PILOT_PROBES = 8
 PILOT_SHARE = 0.25  # of the cells' cost: what pilots may take
 FEWEST_PROBES = Method.auto.facts.fewest
 ALIGNED_PER_PLAIN = 0.6  # 12 probes in a block's own axes are as precise as 20 plain ones (docs/performance.md)

@@ -363,7 +363,8 @@ def layers_of_entries(objective: Objective, weight: Weight) -> Int[Tensor, " n"]
 class _Dense:
     """A block as matrices: every number is exact."""
 
-    by, count = Method.dense.value, 0
+    by = Method.dense.value
+    count = 0
 
     def __init__(self, block: Block, column: Column, parts: Sequence[Part]) -> None:
         blocks = dense_parts(column, parts)

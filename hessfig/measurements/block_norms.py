@@ -227,7 +227,9 @@ class Estimator:
 
     def by_exact(self, request: ColumnRequest) -> Norms:
         """Return norms from the exact engine: closed forms without products, in float64."""
-        layer, col, parts = request.layer, request.col, request.parts
+        layer = request.layer
+        col = request.col
+        parts = request.parts
         rows = [block.row for block in request.blocks]
         values = self.engines.exact.column(layer, col, rows, parts)
         norms: Norms = {}

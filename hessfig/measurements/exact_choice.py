@@ -121,7 +121,8 @@ def is_turned(
     """
     if estimator.rules < BY_COST or not is_counted(model):
         return True
-    rows, cols = entries // model.d_model, model.d_model
+    rows = entries // model.d_model
+    cols = model.d_model
     count = max(estimator.num_probes, FEWEST)
     of_turning = (count + SKETCHES) * 2 * rows * cols * (rows + cols)
     of_axes = EIGENVECTORS * (rows**3 + cols**3)

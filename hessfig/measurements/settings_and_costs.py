@@ -167,7 +167,8 @@ def _places(blocks: Sequence[Block]) -> list[list[Any]]:
     """Return blocks as plain values."""
     places = []
     for block in blocks:
-        row, col = str(block.row), str(block.col)
+        row = str(block.row)
+        col = str(block.col)
         places.append([block.layer, block.row_layer, row, col])
     return places
 

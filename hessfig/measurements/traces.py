@@ -153,7 +153,8 @@ def _sampled(
     samples, errors = _along(column, block, probes, request)
     traces = {}
     for part, values in samples.items():
-        mean, error = float(values.mean()), standard_error(values)
+        mean = float(values.mean())
+        error = standard_error(values)
         estimate = Estimate(mean, error, count, Method.hutchinson)
         of_products = errors[part].mean()
         traces[part] = _differenced(estimate, column, block, part, of_products)

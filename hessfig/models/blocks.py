@@ -171,7 +171,10 @@ def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
 
 
 # The setting all meant every pair before 0.5.
-EVERY_PAIR, EVERY_WEIGHT, AT, ANY = (("pairs", "all"), "each", "@", "*")
+EVERY_PAIR = ("pairs", "all")
+EVERY_WEIGHT = "each"
+AT = "@"
+ANY = "*"
 MOST_BLOCKS = 20_000  # limit per network; planning that many takes some seconds
 Pair = tuple[str, str]
 _SHORT = re.compile(r"^(W_\w+(?:\.cross)?)\.h(\d+)$")  # W_Q.h2 is short for W_Q.head2
@@ -408,7 +411,8 @@ def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
 
 
 def _allowed(layout: Layout) -> str:
-    names, others = ", ".join(layout.names), ", ".join(layout.others)
+    names = ", ".join(layout.names)
+    others = ", ".join(layout.others)
     return (
         f"each, all, or a list of names or pairs of {names}"
         + f"; also {others}" * bool(others)

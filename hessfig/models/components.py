@@ -34,7 +34,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
 
     def forward(
         self, rows: Float[Tensor, "*rows width"]
@@ -106,7 +107,8 @@ class GatedMLP(nn.Module):
     def __init__(self, width: int, hidden: int, kind: MLP) -> None:
         super().__init__()
         self.gate, self.fc_in = nn.Linear(width, hidden), nn.Linear(width, hidden)
-        self.fc_out, self.act = nn.Linear(hidden, width), ACTIVATIONS[kind]
+        self.fc_out = nn.Linear(hidden, width)
+        self.act = ACTIVATIONS[kind]
 
     def forward(
         self, rows: Float[Tensor, "batch length width"]
@@ -153,7 +155,8 @@ def rotated(
         -torch.arange(half, dtype=torch.float64, device=rows.device) / half
     )
     angles = positions.to(torch.float64)[:, None] * (-rates if back else rates)
-    cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+    cos = angles.cos().to(rows.dtype)
+    sin = angles.sin().to(rows.dtype)
     even, odd = rows[..., 0::2], rows[..., 1::2]
     return torch.stack(
         [even * cos - odd * sin, even * sin + odd * cos], dim=-1
@@ -173,10 +176,12 @@ class Attending(nn.Module):
         self, model: ModelConfig, d_head: int, d_value: int, *, is_bare: bool
     ) -> None:
         super().__init__()
-        self.model, self.n_heads = model, model.n_heads
+        self.model = model
+        self.n_heads = model.n_heads
         self.kv_heads = model.n_kv_heads or model.n_heads
         self.sets = 2 if model.attention == Attention.differential else 1
-        self.is_single, bias = model.query_key == QueryKey.single, not is_bare
+        self.is_single = model.query_key == QueryKey.single
+        bias = not is_bare
         self.q = nn.Linear(
             model.d_model,
             self.n_heads * (model.d_model if self.is_single else d_head),
@@ -286,7 +291,8 @@ class Attending(nn.Module):
             key = rms_normalised(key, UNIT_EPS)
         if self.model.positions == Positions.rope:
             positions = torch.arange(hidden.shape[1], device=hidden.device)
-            query, key = rotated(query, positions[queries]), rotated(key, positions)
+            query = rotated(query, positions[queries])
+            key = rotated(key, positions)
         return query, self.shared(key)
 
 
@@ -365,7 +371,8 @@ def entmax15(scores: Tensor, masked: Tensor) -> Tensor:
     support = _support(
         scores.detach().masked_fill(masked, float("-inf")) / 2, _entmax_holds
     )
-    count, kept = support.sum(-1, keepdim=True), torch.where(support, scores / 2, 0.0)
+    count = support.sum(-1, keepdim=True)
+    kept = torch.where(support, scores / 2, 0.0)
     mean = kept.sum(-1, keepdim=True) / count
     spread = torch.where(support, kept - mean, 0.0).square().sum(-1, keepdim=True)
     tau = mean - ((1 - spread) / count).sqrt()

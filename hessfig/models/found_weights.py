@@ -79,7 +79,8 @@ def find_weights(
     >>> hessfig.find_weights(network).names
     ['W_E', 'W_Q', 'W_K', 'W_V', 'W_O', 'W_gate', 'W_in', 'W_out', 'W_U']
     """
-    roles, opener = _checked(roles or {}), opener_of(network)
+    roles = _checked(roles or {})
+    opener = opener_of(network)
     check_whole(network)
     device = next((one.device for one in network.parameters()), torch.device("cpu"))
     with differentiating(), kept_draws(), made_on(device):

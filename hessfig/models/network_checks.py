@@ -288,7 +288,8 @@ _AS_PUBLISHED = (
     "sink_beta",
     "weight_scale",
 )
-_PUBLISHED_REPEATS, _PUBLISHED_POINTS = range(1234, 1254), 20
+_PUBLISHED_REPEATS = range(1234, 1254)
+_PUBLISHED_POINTS = 20
 
 
 def check_draws(config: Config) -> None:
@@ -313,7 +314,8 @@ def check_draws(config: Config) -> None:
 
 def _check_published_stream(config: Config) -> None:
     """Raise UserError for repeats or a grid that the one stream behind Figure 8 does not have."""
-    last, points = config.first_seed + config.seeds - 1, len(sigma_values(config.grid))
+    last = config.first_seed + config.seeds - 1
+    points = len(sigma_values(config.grid))
     if (
         not {config.first_seed, last} <= {*_PUBLISHED_REPEATS}
         or points != _PUBLISHED_POINTS

@@ -196,7 +196,8 @@ class PrefixMLP(nn.Module):
         widths = [reach * model.d_model] + [width] * model.n_layers
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.head = nn.Linear(width, vocabulary)
-        self.act, self.reach = ACTIVATIONS[model.mlp], reach
+        self.act = ACTIVATIONS[model.mlp]
+        self.reach = reach
 
     def hidden(self, tokens: Tokens, depth: int) -> Float[Tensor, "batch reach width"]:
         """Return the activations after `depth` layers (0: the embeddings) of the first `reach` positions."""
@@ -364,7 +365,8 @@ class Convolution(nn.Module):
             if model.norm == Norm.post
             else nn.Identity()
         )
-        self.act, self.halves = ACTIVATIONS[model.mlp], halves
+        self.act = ACTIVATIONS[model.mlp]
+        self.halves = halves
 
     def forward(
         self, rows: Float[Tensor, "batch pixels inputs"]

@@ -37,7 +37,9 @@ class Engines:
     def __init__(
         self, objective: Objective, model: ModelConfig, products: Choice
     ) -> None:
-        self.problem, self.model, self.products = objective, model, products
+        self.problem = objective
+        self.model = model
+        self.products = products
 
     @cached_property
     def exact(self) -> ExactEngine:
@@ -48,13 +50,15 @@ class Engines:
 
     def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         """Return the blocks of one column as operators, by block, including weight decay."""
-        column, decay = self._column(layer, col, blocks), self.problem.decay
+        column = self._column(layer, col, blocks)
+        decay = self.problem.decay
         if decay:
             return DecayedColumn(column, self.problem, layer, col, _rows(blocks))
         return column
 
     def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
-        rows, witness = _rows(blocks), self.problem.witness
+        rows = _rows(blocks)
+        witness = self.problem.witness
         if witness:
             witness.check_products(by_differences=self.products == Choice.differences)
         if self.products == Choice.differences:
@@ -66,7 +70,8 @@ class Engines:
 
             if LargeNetwork.can_take(self.problem):
                 return OwnColumn(self._large, self.problem, layer, col, rows)
-            network, sides = self._linearised, [(layer, col), *rows.values()]
+            network = self._linearised
+            sides = [(layer, col), *rows.values()]
             if network is not None and all(network.holds(*side) for side in sides):
                 return network.column(layer, col, rows)
         from hessfig.curvature.curvlinops import ColumnOperator

@@ -21,7 +21,9 @@ from hessfig.tasks.examples import cascade_batch, has_cascades, unseen_batch
 from hessfig.weights import Weight
 
 WEIGHTS, OPTIMISER = "weights.safetensors", "optimiser.safetensors"
-MEASURED, HELD_OUT, CASCADES = "batch.npz", "held_out.npz", "cascades.npz"
+MEASURED = "batch.npz"
+HELD_OUT = "held_out.npz"
+CASCADES = "cascades.npz"
 NETWORK, README = "network.json", "README.md"
 _ABOUT = {
     WEIGHTS: "every parameter and buffer by its name in the state_dict, in the type in which it is measured",

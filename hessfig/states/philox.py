@@ -54,7 +54,8 @@ def cuda_uniform(count: int, *, seed: int, offset: int, bound: float) -> np.ndar
     u = _words(count, seed, offset)[0].astype(np.float32) * np.float32(
         _UNIT
     ) + np.float32(_UNIT / 2)
-    low, span = np.float32(-bound), np.float32(bound) - np.float32(-bound)
+    low = np.float32(-bound)
+    span = np.float32(bound) - np.float32(-bound)
     # Exact, as in the card's fused multiply-add.
     scaled = np.where(u == 1, 0, u).astype(np.float64) * span
     return (scaled + low).astype(np.float32)
@@ -66,7 +67,8 @@ def _words(count: int, seed: int, offset: int) -> Words:
         raise ValueError(
             f"{count} entries: from {LARGEST} on, their order depends on the card"
         )
-    number, threads = offset // OFFSET, np.arange(count)
+    number = offset // OFFSET
+    threads = np.arange(count)
     high_and_low = (np.full(count, number & 0xFFFFFFFF), np.full(count, number >> 32))
     return philox(
         (*high_and_low, threads, np.zeros(count)),

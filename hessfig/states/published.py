@@ -72,7 +72,8 @@ def _of_transformer(
         for layer in range(config.model.n_layers)
         for name in _LAYER
     ]
-    generator, drawn = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    generator = torch.Generator().manual_seed(seed)
+    drawn = dict[str, Tensor]()
     for name in (
         *_EMBEDDINGS,
         *(name for name in layers if name in parameters),
@@ -94,7 +95,8 @@ def _of_linear_mlp(
     config: Config, parameters: dict[str, Tensor], place: int, seed: int
 ) -> dict[str, Tensor]:
     """Return the weights, and the embedding for sigma = 1; every repeat draws an embedding first that is not used."""
-    depth, points = config.model.n_layers, len(sigma_values(config.grid))
+    depth = config.model.n_layers
+    points = len(sigma_values(config.grid))
     before = sum(REPEATS * (shallower + 1 + points) for shallower in range(1, depth))
     start = before + (seed - FIRST_SEED) * (depth + 1 + points)
     drawn = dict[str, Tensor]()
@@ -141,7 +143,8 @@ def signs(
     seed 1234 through all depths, repeats and sigmas, after BEFORE_MLP numbers; entries
     run over (outputs, inputs). `shape` is that of the weight, (outputs, inputs).
     """
-    count, place = config.estimator.num_probes, sigma_index(config, sigma)
+    count = config.estimator.num_probes
+    place = sigma_index(config, sigma)
     if config.model.kind == Kind.linear_mlp:
         first = _entries_before(config, place, seed, layer) * count + BEFORE_MLP
         return _sign_vectors(FIRST_SEED, first, count, shape)
@@ -162,7 +165,8 @@ def _sign_vectors(
 
 def _entries_before(config: Config, place: int, seed: int, layer: int) -> int:
     """Return how many entries the weights have whose vectors are drawn before: of each, one vector is counted."""
-    width, points = config.model.d_model, len(sigma_values(config.grid))
+    width = config.model.d_model
+    points = len(sigma_values(config.grid))
     sizes = [
         (depth - 1) * width**2 + width * config.task.vocabulary
         for depth in range(1, config.model.n_layers + 1)

@@ -23,7 +23,8 @@ def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> N
     tensors, and if names, shapes or numbers do not fit. The message lists missing and
     surplus names, and nothing is copied.
     """
-    tensors, current = read_weights(path, sha256=sha256), network.state_dict()
+    tensors = read_weights(path, sha256=sha256)
+    current = network.state_dict()
     _check_names(
         path, tensors, [name for name, _ in network.named_parameters()], list(current)
     )

@@ -222,7 +222,8 @@ class MonitoredTraining:
             return
         try:
             manifest = read_checked(path)
-            seen, is_same = manifest[WATCHED], manifest["config_hash"] == self.hash
+            seen = manifest[WATCHED]
+            is_same = manifest["config_hash"] == self.hash
             listed = [
                 (int(step), str(name), str(key)) for step, name, key in seen["cells"]
             ]
@@ -286,7 +287,8 @@ class MonitoredTraining:
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
         # Except what was measured again since.
-        config, lost = (self._config, self._gone(self._lost))
+        config = self._config
+        lost = self._gone(self._lost)
         arrays = [self._array(cell) for cell in self._cells if cell.arrays]
         variant = {
             "variant": "",

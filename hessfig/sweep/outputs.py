@@ -40,7 +40,9 @@ class Gathered:
 
 def gather_cells(cells: list[Cell], store: CellStore) -> Gathered:
     """Read every cell once, in the order of the plan, so that rows and arrays agree."""
-    every, arrays, missing = list[dict[str, Any]](), [], []
+    every = list[dict[str, Any]]()
+    arrays = []
+    missing = []
     for cell in cells:
         content = store.sound(cell.key)
         if content is None:

@@ -180,7 +180,8 @@ class Here:
     """
 
     def __init__(self, store: CellStore, work: Work | None = None) -> None:
-        self._store, self._work = store, work or measure_cell
+        self._store = store
+        self._work = work or measure_cell
 
     def run(self, cells: Sequence[Any]) -> Iterator[CellOutcome]:
         """Yield the outcome of every cell, in their order."""

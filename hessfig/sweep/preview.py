@@ -44,7 +44,8 @@ def describe_plan(sweep: Sweep, *, title: str = "", unread: bool = True) -> str:
     config = sweep.config
     pilots = sweep.pilots
     cells = sweep.cells
-    pilots_todo, todo = sweep.unfinished(pilots), sweep.unfinished(cells)
+    pilots_todo = sweep.unfinished(pilots)
+    todo = sweep.unfinished(cells)
     lines = [
         title or f"sweep {sweep.name}: {plain(config.sweep.about)}",
         *map(_variant_line, sweep.variants, sweep.allocations),
@@ -323,7 +324,8 @@ def _probes(config: Config, allocation: Allocation) -> str:
     """Return the number of probes, or those of each column that was allotted some, from the most to the fewest."""
     spans = []
     for col, at in allocation.probes.items():
-        most, fewest = max(at.values()), min(at.values())
+        most = max(at.values())
+        fewest = min(at.values())
         spans.append(f"{col} {most}" + f" to {fewest}" * (fewest < most))
     return ", ".join(spans) or str(config.estimator.num_probes)
 

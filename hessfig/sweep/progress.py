@@ -105,7 +105,8 @@ class NotebookBar:
             self._handle.update(self._form(), raw=True)
 
     def _form(self) -> dict[str, str]:
-        words, size = f"{self._text}: {self._note}", ""
+        words = f"{self._text}: {self._note}"
+        size = ""
         if self._total is not None:
             count = f"{self._done} of {self._total} {self._unit}"
             words = f"{self._text}: {count}, {self._note}"
@@ -126,11 +127,14 @@ class Reporter:
     ) -> None:
         self.counts = {"measured": 0, "reused": reused, "failed": 0}
         self.peak = 0
-        self._name, self._total, self._every = name, total, every
+        self._name = name
+        self._total = total
+        self._every = every
         self._causes, self._first = Counter[str](), dict[str, str]()
         self._told: dict[str, float] = {}
         self._errors = Console(stderr=True, highlight=False)
-        self._started, self._reused_before = time.perf_counter(), reused
+        self._started = time.perf_counter()
+        self._reused_before = reused
         # Or the end of the last training before it: rates are those of cells alone.
         self._first_cell = self._started
         self._before_first = reused  # cells that were counted until then
@@ -237,7 +241,8 @@ class Reporter:
         self._errors.print(plain_lines(words), markup=False, soft_wrap=True)
 
     def _note(self) -> str:
-        done, seconds = self.counts["measured"], self._measuring
+        done = self.counts["measured"]
+        seconds = self._measuring
         rate = f", {done / seconds:.2f} cells/s" if done else ""
         return f"{self.counts['reused']} reused, {self.counts['failed']} failed{rate}"
 

@@ -88,14 +88,16 @@ def run_sweep(
         KIND,
         known=trusted_hashes(sweep.folder),
     )
-    started, start = time.perf_counter(), now()
+    started = time.perf_counter()
+    start = now()
     begin(sweep)
     remove_leftovers(sweep.folder)
     pilot = measure_cells(sweep, f"{sweep.name}: pilot", sweep.pilots, launch)
     sweep = sweep.reread()
     main = measure_cells(sweep, sweep.name, sweep.cells, launch)
     counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
-    peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
+    peak = max(main.peak, pilot.peak)
+    seconds = time.perf_counter() - started
     end = now()
     gathered = gather_cells(sweep.cells, sweep.store)
     lost = gather_cells(sweep.pilots, sweep.store).missing
@@ -190,7 +192,8 @@ def _diverged(sweep: Sweep, missing: Sequence[Cell]) -> list[Cell]:
 
 def _lacks(sweep: Sweep, missing: list[Cell], diverged: list[Cell]) -> list[str]:
     """Return notes about cells that the table lacks because they failed, or were removed or damaged meanwhile."""
-    table, planned = sweep.folder / TABLE, sweep.cells
+    table = sweep.folder / TABLE
+    planned = sweep.cells
     if missing and len(missing) == len(planned):
         if is_file(table):
             return [f"no cell is finished: {table} is left as it was"]

@@ -132,7 +132,8 @@ class JobArray:
         if shutil.which("sbatch") and self.is_alive():
             return _say(f"slurm job {self.name} is at work")
         check_writable(self.folder)
-        sweep, shards = self._sweep.reread(), self.shards()
+        sweep = self._sweep.reread()
+        shards = self.shards()
         sweep.failures.forget(cell.key for cell in (*sweep.pilots, *sweep.cells))
         try:
             executor = submitit.SlurmExecutor(
@@ -160,7 +161,8 @@ class JobArray:
     ) -> Generator[CellOutcome, None, None]:
         """Yield the outcome of every cell. One has failed when no task is left: a task queued again may measure it."""
         self.submit()
-        waiting, is_over = list(cells), False
+        waiting = list(cells)
+        is_over = False
         while waiting and not is_over:
             # Before the disk is read: tasks that ended have written.
             is_over = not self.is_alive()

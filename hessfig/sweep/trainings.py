@@ -57,7 +57,8 @@ def trained_for(
     A training that diverges leaves its states up to there: cells beyond fail by
     themselves, with its cause.
     """
-    wanted, lost = needs(cells), dict[str, str]()
+    wanted = needs(cells)
+    lost = dict[str, str]()
     if not wanted:
         return cells
     if workers:

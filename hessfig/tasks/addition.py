@@ -48,7 +48,8 @@ def _with_nines(
     places = torch.randperm(x.numel(), generator=generator)[
         : int(ENRICHMENT_SHARE * x.numel())
     ]
-    x, y = x.clone(), y.clone()
+    x = x.clone()
+    y = y.clone()
     changed, kept = (x, y) if _one_in(2, generator) else (y, x)
     changed.view(-1)[places] = base - 1 - kept.view(-1)[places]
     return x, y
@@ -77,7 +78,8 @@ def with_cascades(
     so that there are cascades as well as runs without carries. (Similar to Quirke &
     Barez, arXiv 2310.13121, who enrich the places of a batch one by one.)
     """
-    count, digits = round(share * len(x)), x.shape[1]
+    count = round(share * len(x))
+    digits = x.shape[1]
     length = torch.randint(1, digits + 1, (count, 1), generator=generator)
     start = (torch.rand((count, 1), generator=generator) * (digits - length + 1)).long()
     place = torch.arange(digits)

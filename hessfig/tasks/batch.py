@@ -50,7 +50,8 @@ def picture_batch(
     task: TaskConfig, size: int, generator: Generator, *, dtype: DType
 ) -> Batch:
     """Choose training pictures without replacement. A larger batch of the same seed contains the smaller one."""
-    training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)
+    training = split(task.path, task.sha256)[0]
+    kind = getattr(torch, dtype)
     # As numpy: an array takes a tensor of one number as that number, and drops the axis.
     chosen = torch.randperm(len(training), generator=generator)[:size].numpy()
     return _pictured(
@@ -184,7 +185,8 @@ def masked(
     generator = stream(task.seed, "task", task.data.value, number)
     count = max(1, round(task.masked_share * len(words)))
     chosen = words[torch.randperm(len(words), generator=generator)[:count]]
-    inputs, targets = row.clone(), torch.full_like(row, IGNORED)
+    inputs = row.clone()
+    targets = torch.full_like(row, IGNORED)
     targets[chosen] = row[chosen]
     inputs[chosen] = _becomes(row[chosen], task, special, vocabulary, generator)
     return inputs, targets

@@ -21,12 +21,14 @@ from hessfig.files import fingerprint, is_file, read_pinned
 if TYPE_CHECKING:
     import numpy as np
 
-SIDE, CLASSES = 8, Data.digits.facts.classes or 0
+SIDE = 8
+CLASSES = Data.digits.facts.classes or 0
 BUNDLED = 1797
 TRAINING_SHARE = 0.8
 _BRIGHTEST = 16  # largest brightness of the bundled pictures
 # Largest size of an array in bytes; largest ratio of compression of a zip file.
-_LARGEST, _DEFLATED = (2**28, 1100)
+_LARGEST = 2**28
+_DEFLATED = 1100
 _DAMAGES = (
     *(
         OSError,

@@ -95,7 +95,8 @@ def held_out(task: TaskConfig, size: int) -> Ids:
 
 def bigram_losses(task: TaskConfig) -> NDArray[np.float64]:
     """Return -ln p(b | a), (first character a, next character b), by counts of pairs in the training text plus one."""
-    ids, number = split(task).training.astype(np.int64), task.vocabulary
+    ids = split(task).training.astype(np.int64)
+    number = task.vocabulary
     counts = 1.0 + np.bincount(
         number * ids[:-1] + ids[1:], minlength=number**2
     ).reshape(number, number)

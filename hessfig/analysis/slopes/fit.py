@@ -156,7 +156,8 @@ def _slope_and_error(
     if sigma.size < MIN_POINTS:
         return math.nan, math.nan
     slopes = np.array([_slope(one, sigma) for one in without_one])
-    count, se = len(slopes), math.nan
+    count = len(slopes)
+    se = math.nan
     if count > 1:
         se = math.sqrt((count - 1) / count * ((slopes - slopes.mean()) ** 2).sum())
     return _slope(log_means, sigma), se
@@ -326,7 +327,8 @@ def _stated_zero(
     _, _, _, _, row, col, part, _, _ = key
     if _stated_of(settings, row, col, part) != "zero":
         return {}
-    rows, whole = originals[key], originals.get((*key[:6], Part.H.value, *key[7:]))
+    rows = originals[key]
+    whole = originals.get((*key[:6], Part.H.value, *key[7:]))
     place = [X, "seed"]
     bound = Series(0.0, index=MultiIndex.from_frame(rows[place]))
     if whole is not None and part != Part.H:
@@ -393,9 +395,11 @@ def _context(
 
 
 def _stated(exponent: float | str) -> GrowthRate:
-    kind, power = Prediction.structural_zero, None
+    kind = Prediction.structural_zero
+    power = None
     if exponent != "zero":
-        kind, power = Prediction.exponent, float(exponent)
+        kind = Prediction.exponent
+        power = float(exponent)
     return GrowthRate(kind, power, Regime.every_sigma, "sweep.predictions")
 
 

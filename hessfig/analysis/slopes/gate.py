@@ -25,7 +25,8 @@ def summary(frame: DataFrame, tolerance: float) -> tuple[list[str], int]:
     exit code is 0 if every checked slope passes, and 1 if one fails or if no slope has
     a prediction.
     """
-    rows, count = len(frame), len(checked(frame))
+    rows = len(frame)
+    count = len(checked(frame))
     if not count:
         return [NOTHING], 1
     noted = asymptotic(frame, tolerance)

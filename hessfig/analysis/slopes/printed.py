@@ -198,7 +198,8 @@ def chosen(frame: DataFrame, *, rows: Any = None, parts: Any = None) -> DataFram
 
 
 def _title(frame: DataFrame) -> str:
-    quantity, axis = frame["quantity"].iloc[0], Axis(frame["axis"].iloc[0])
+    quantity = frame["quantity"].iloc[0]
+    axis = Axis(frame["axis"].iloc[0])
     if quantity == FROBENIUS:
         measured = "||block||_F"
     else:

@@ -219,7 +219,8 @@ class Job:
         return list(self._each())
 
     def _each(self) -> Iterator[tuple[str, Config]]:
-        sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
+        sweep = self.composed.sweep
+        copies = dict[frozenset[str], DictConfig]()
         for choice in combinations(sweep.vary, sweep.variants):
             keys = frozenset(choice)
             # To copy takes longest: once where all keys are equal, which replace each
@@ -502,7 +503,9 @@ class _ByThread(MutableMapping[Any, Any]):
     """A dictionary that is `own` in the thread that creates it, and `others` in every other thread."""
 
     def __init__(self, own: dict[Any, Any], others: MutableMapping[Any, Any]) -> None:
-        self._thread, self._own, self._others = get_ident(), own, others
+        self._thread = get_ident()
+        self._own = own
+        self._others = others
 
     @property
     def _seen(self) -> MutableMapping[Any, Any]:
@@ -546,7 +549,8 @@ _ONE_AT_A_TIME = RLock()  # Hydra has one set of global objects per process
 def _check_own_names(job: Job) -> None:
     """A user's file must name its sweep or figure: what it leaves out would be the default's, and so its folder."""
     for group in ("sweep", "figure") if job.own else ():
-        chosen, name = job.given.get(group), job.composed[group].name
+        chosen = job.given.get(group)
+        name = job.composed[group].name
         if (
             chosen in names(group)
             or chosen is None

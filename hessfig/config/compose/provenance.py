@@ -63,7 +63,8 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
 def _check_sweep(manifest: Mapping[str, Any]) -> None:
     """Raise TypeError unless what is taken over from a manifest is plain: lists of values, windows of numbers."""
     sweep = manifest["config"]["sweep"]
-    vary, windows = sweep.get("vary") or {}, sweep.get("windows", [])
+    vary = sweep.get("vary") or {}
+    windows = sweep.get("windows", [])
     if not isinstance(vary, dict) or not all(
         isinstance(values, list) for values in vary.values()
     ):
@@ -283,7 +284,8 @@ def command_of(job: Job) -> str:
     """Return the command line of one run: the words as they were given, the user's folder by no more than its name."""
     if job.own is None:
         return command_line("run", *job.words)
-    own, here = job.own.name, Path.cwd()
+    own = job.own.name
+    here = Path.cwd()
     if job.own.is_relative_to(here):
         own = str(job.own.relative_to(here))
     return command_line("run", *job.words, "--config-dir", own)

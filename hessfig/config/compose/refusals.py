@@ -69,7 +69,8 @@ def lone_word(word: str) -> UserError:
 def _no_yaml(error: yaml.YAMLError) -> UserError:
     file, where = "a configuration file", "some line"
     if mark := getattr(error, "problem_mark", None):
-        file, where = mark.name, f"line {mark.line + 1}, column {mark.column + 1}"
+        file = mark.name
+        where = f"line {mark.line + 1}, column {mark.column + 1}"
     return UserError(
         f"{file} is not YAML ({where})",
         got=getattr(error, "problem", None) or str(error).splitlines()[0],
@@ -178,7 +179,8 @@ def _value(
     got = _word(key, words) or _said(key, str(cause))
     if key in settings():
         return wrong_kind(key, got, where=_beginning(file))
-    why, allowed = str(cause).splitlines()[0], "key=value"
+    why = str(cause).splitlines()[0]
+    allowed = "key=value"
     if isinstance(cause, RecursionError):
         why = "a file names itself in its list of defaults, or values are nested too deeply"
     if file is not None:

@@ -35,7 +35,8 @@ def check_shapes(config: Config) -> None:
 
 
 def _check_axis(config: Config) -> None:
-    axis, allowed = config.sweep.axis, ["sigma", "step", "index", *config.sweep.vary]
+    axis = config.sweep.axis
+    allowed = ["sigma", "step", "index", *config.sweep.vary]
     if axis not in allowed:
         what = "sweep.axis is not what this sweep runs along"
         otherwise = f"sweep.vary={{{axis}: [VALUES]}}"

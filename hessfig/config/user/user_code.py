@@ -127,7 +127,8 @@ def guarded(key: str, place: str) -> Iterator[None]:
 
 def failed(key: str, place: str, error: BaseException) -> UserError:
     """Return the error for an exception of the user's code."""
-    code, allowed = place.partition(":")[0], FORM
+    code = place.partition(":")[0]
+    allowed = FORM
     run = f"python -c 'import {code}'"
     if code.endswith(".py"):
         run = f"python {code}"
@@ -254,7 +255,8 @@ def _imported(path: Path) -> set[Path]:
 
 def _installed(place: str) -> set[Path]:
     """Return the files of the package that holds module `place`, or of that module alone."""
-    package, inside = sys.modules[place.partition(".")[0]], set[Path]()
+    package = sys.modules[place.partition(".")[0]]
+    inside = set[Path]()
     for folder in getattr(package, "__path__", ()):
         inside |= {*Path(folder).rglob("*.py")}
     if not inside and package.__file__:

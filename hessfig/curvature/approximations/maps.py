@@ -110,7 +110,8 @@ class UnfoldedMap:
         [W b] the bias at the end of every row.
         """
         places = torch.arange(shape[0] * shape[1]).view(*shape)
-        weight, bias = places, places[:, -1:]
+        weight = places
+        bias = places[:, -1:]
         if len(self.names) > 1:
             weight = places[:, :-1]
         by_name = {"weight": weight, "bias": bias}

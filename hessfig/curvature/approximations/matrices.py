@@ -257,9 +257,11 @@ def best_kronecker_sum(
     _, vectors = eigh(gram.numpy(), subset_by_index=[size - count, size - 1])
     leading = torch.from_numpy(vectors).to(matrix)
     if is_wide:
-        left, right = leading, rearranged.T @ leading
+        left = leading
+        right = rearranged.T @ leading
     else:
-        left, right = rearranged @ leading, leading
+        left = rearranged @ leading
+        right = leading
     return KroneckerSum(left.T.reshape(-1, m, m), right.T.reshape(-1, n, n))
 
 

@@ -232,7 +232,9 @@ class Totals:
         # How to make each tensor, not the columns: they may be as large as the network.
         self._zeros = []
         for column in columns:
-            shape, dtype, device = column.shape, column.dtype, column.device
+            shape = column.shape
+            dtype = column.dtype
+            device = column.device
             zeros = partial(torch.zeros, shape, dtype=dtype, device=device)
             self._zeros.append(zeros)
         self._width = columns[0].shape[-1]

@@ -561,7 +561,8 @@ class OwnColumn(LargeColumn):
         rows: Rows,
     ) -> None:
         super().__init__(network, objective, layer, col, rows)
-        self.network, self._given = network, (objective, layer, col, rows)
+        self.network = network
+        self._given = (objective, layer, col, rows)
 
     @cached_property
     def _other(self) -> Column:

@@ -56,7 +56,10 @@ def by_probes(
     dict
         The Estimate of "frobenius" and of "trace".
     """
-    squares, traces, rough, rough_traces = [], [], [], []
+    squares = []
+    traces = []
+    rough = []
+    rough_traces = []
     for place in range(num_probes):
         probe = hessian.shards.probe(seed, *names, place)
         product, deviation = hessian.product(probe)
@@ -119,7 +122,8 @@ def krylov(
         grown = torch.zeros(size, size, dtype=torch.float64)
         grown[:-1, :-1] = matrix
         grown[-1], grown[:, -1] = column, column
-        matrix, beta = grown, math.sqrt(shards.dot(rest, rest))
+        matrix = grown
+        beta = math.sqrt(shards.dot(rest, rest))
         scale = float(torch.linalg.matrix_norm(matrix, 2))
         is_whole = size == most or beta <= 1e-14 * scale
         if is_whole or is_enough(matrix, beta):

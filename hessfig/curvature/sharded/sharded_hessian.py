@@ -159,7 +159,8 @@ class ShardedHessian:
             For a larger error.
         """
         done, along = self._differenced(vector, self._part)
-        error, size = length(done.deviation), length(done.product)
+        error = length(done.deviation)
+        size = length(done.product)
         if error > ROUGHEST * size:
             size = max(size, length(along) * self._typical)
         if not error <= ROUGHEST * size:

@@ -118,7 +118,8 @@ class Shards:
 
 def sharded_like(like: DTensor, local: Tensor) -> DTensor:
     """Return a DTensor with the mesh, placements and shape of another one, from this rank's shard; nothing is sent."""
-    shape, stride = like.shape, like.stride()
+    shape = like.shape
+    stride = like.stride()
     return DTensor.from_local(
         local,
         like.device_mesh,

@@ -702,7 +702,8 @@ def extremes(
     goal = Goal(end, k, tolerance, steps, fewest=fewest, starts=starts)
     before = operator.products
     first = starts_of(goal, operator, generator, warm)
-    best, spent = nothing_found(operator), 0
+    best = nothing_found(operator)
+    spent = 0
     if low_precision is not None:
         best, first, spent = _in_low_precision(
             operator, low_precision, goal, first, generator

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 # The least entries of a band, and the largest number of bands.
-_BAND, _BANDS = (2**16, 64)
+_BAND = 2**16
+_BANDS = 64
 # Entries whose products are summed in float32: their rounding is below that of the
 # stored entries.
 _SINGLE = 2**12

@@ -58,7 +58,8 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     first five values. Requires: a sweep with the quantity `approximations` (options
     `number`: error, scale_error or angle; `at`: one place on the axis).
     """
-    run, number = source.run, number_of(spec)
+    run = source.run
+    number = number_of(spec)
     measured = set(run.table["quantity"])
     curves = []
     for quantity, name in rows_of(number).items():
@@ -118,9 +119,11 @@ def draw_maps(points: DataFrame, number: str, note: str, spec: FigureSpec) -> Sh
     heights = [_ROW * max(len(own), 2) for own in blocks.values()]
     sheet = Sheet.grid(spec.paper, names, note, _STYLE.replace(height=heights))
     # Dark: far from the block.
-    scale, colours = Normalize(0.0, 1.0), "viridis_r"
+    scale = Normalize(0.0, 1.0)
+    colours = "viridis_r"
     if number == "angle":
-        scale, colours = Normalize(-1.0, 1.0), "viridis"
+        scale = Normalize(-1.0, 1.0)
+        colours = "viridis"
     for row, _, ax in sheet:
         network, place = panels[row]
         own = blocks[panels[row]]

@@ -74,7 +74,8 @@ def draw_blocks(
     norms: DataFrame, spec: FigureSpec, note: str, suffix: str
 ) -> Iterator[Page]:
     """Draw the matrices of one layer on one page, or on one page per part if there are many weights."""
-    names, parts = in_order(concat([norms["row"], norms["col"]])), parts_of(norms)
+    names = in_order(concat([norms["row"], norms["col"]]))
+    parts = parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
     scale = Normalize(0, 1)
     if logs.notna().any():
@@ -92,7 +93,8 @@ def norm_matrix(norms: DataFrame, names: list[str]) -> np.ndarray:
     """Return the symmetric matrix of mean norms; nan where a pair was not measured."""
     square = np.full((len(names), len(names)), np.nan)
     for row in norms.itertuples():
-        i, j = names.index(row.row), names.index(row.col)
+        i = names.index(row.row)
+        j = names.index(row.col)
         square[i, j] = square[j, i] = row.mean
     return square
 
@@ -211,14 +213,16 @@ def draw_pairs(measured: MeasuredCurves, suffix: str) -> Page:
 def _draw_cell(
     ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: list[Part]
 ) -> None:
-    here, mirrored = measured.of(row=row, col=col), measured.of(row=col, col=row)
+    here = measured.of(row=row, col=col)
+    mirrored = measured.of(row=col, col=row)
     if here.curves.empty:
         ax.set_facecolor("#f7f7f7")
         other = f"transpose of\n{labels.pair_words(col, row)}"
         say(ax, "(not measured)" if mirrored.curves.empty else other)
         return
     panels.mark_one(ax, measured.axis)
-    handles, words = [], []
+    handles = []
+    words = []
     for part, mark in zip(parts, _MARKS, strict=False):
         curve = here.of(part=part)
         colour = part_colour(part)

@@ -189,7 +189,8 @@ def _beside(values: Series, every: Sequence[Any]) -> Series:
 
 
 def _label(points: DataFrame) -> str:
-    quantity, index = str(points["quantity"].iloc[0]), int(points["index"].iloc[0])
+    quantity = str(points["quantity"].iloc[0])
+    index = int(points["index"].iloc[0])
     if index:
         return f"{labels.quantity_label(quantity)} {index}"
     return labels.quantity_label(quantity)
@@ -224,7 +225,8 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     list, each then a column of panels; `sigmas`: those that are drawn; `slopes`: true
     or false, by default true along sigma and for sweeps that state predictions).
     """
-    run, quantities = source.run, spec.words("quantity") or [FROBENIUS]
+    run = source.run
+    quantities = spec.words("quantity") or [FROBENIUS]
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")
     chosen = concat(
         [of_quantity(run.table, quantity, spec.index) for quantity in quantities]
@@ -282,7 +284,8 @@ def _pages(
     networks = networks_of(rest)
     several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
     for key, group in rest.groupby(_PAGE, sort=False):
-        place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
+        place = dict(zip(_PAGE, key, strict=True))
+        here = curves.loc[group.index]
         suffix = page_suffix(place["variant"], place["num_layers"], networks)
         words = [labels.variant_words(place["variant"])]
         for name in several:
@@ -450,7 +453,8 @@ def _write_slopes(
     """Write the fitted slopes of a panel into a corner, and draw predicted powers below its lowest line."""
     if drawing.slopes.empty or not named:
         return
-    ends, keep = ax.get_xlim(), ax.get_ylim()
+    ends = ax.get_xlim()
+    keep = ax.get_ylim()
     fits = [(words, curve, _fit_of(curve, drawing.slopes)) for words, curve in named]
     fits = [(words, curve, fit) for words, curve, fit in fits if fit is not None]
     every = concat([curve for _, curve in named])

@@ -218,11 +218,13 @@ def _draw_panel(
         ax.set_yscale("linear")
     elif _UNITS.get(title) == "eigenvalue" and are_positive:
         set_decades(ax, "y")
-    means_of, ends = [], []
+    means_of = []
+    ends = []
     for rank, (quantity, name, rows) in enumerate(lines):
         style = {"linestyle": "--" if name.startswith(_NEGATIVE) else "-"}
         if quantity == "stability_threshold":
-            colour, style = GUIDE, {"linestyle": "--", "marker": ""}
+            colour = GUIDE
+            style = {"linestyle": "--", "marker": ""}
         else:
             part = name.rpartition(" ")[2]
             colour = part_colour(part) if part in list(Part) else tone(rank)
@@ -283,7 +285,8 @@ def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     weights, lengths of the residual stream, whichever are there; option `parts`: a page
     for each of these parts of the Hessian, by default H alone).
     """
-    table, parts = source.table, spec.words("parts") or [Part.H.value]
+    table = source.table
+    parts = spec.words("parts") or [Part.H.value]
     wanted = wanted_quantities(
         table,
         spec.words("quantity"),
@@ -340,7 +343,8 @@ def _widen(heat: Axes, dots: Axes | None) -> None:
     """Make a heat map wider, so that every step has room for its name, and the panel of dots next to it narrower."""
     if dots is None:
         return
-    left, right = heat.get_position(), dots.get_position()
+    left = heat.get_position()
+    right = dots.get_position()
     more = _MORE * left.width
     heat.set_position((left.x0, left.y0, left.width + more, left.height))
     dots.set_position((right.x0 + more, right.y0, right.width - more, right.height))
@@ -389,7 +393,8 @@ def _heat(ax: Axes, points: DataFrame, name: str, *, named: bool) -> None:
     wide = points.pivot_table(index="place", columns="step", values="log10").loc[
         points["place"].unique()
     ]
-    low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
+    low = np.nanmin(wide.to_numpy())
+    high = np.nanmax(wide.to_numpy())
     scale = Normalize(low, high)
     image = draw_matrix(
         ax, wide.to_numpy(), scale, missing="white", interpolation="nearest"
@@ -460,10 +465,14 @@ def attention_mass(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 _mass_map(ax, maps, last)
                 continue
             if column == 1:
-                rows, place, panel = sink, STEP, "steps"
+                rows = sink
+                place = STEP
+                panel = "steps"
                 title, below = "mean over heads", "step"
             else:
-                rows, place, panel = where(key, step=last), "index", "keys"
+                rows = where(key, step=last)
+                place = "index"
+                panel = "keys"
                 title, below = "relative to uniform attention", "position of the key"
             set_x_scale(ax, rows[place].astype(float))
             for layer, of_layer in rows.groupby("layer"):

@@ -136,7 +136,9 @@ def growth_pages(measured: MeasuredCurves) -> Iterator[Page]:
 
 
 # Inches of a panel and of a further layer in its legend; layers.
-_HEIGHT, _LAYER, _FEW_LAYERS = (1.35, 0.11, 2)
+_HEIGHT = 1.35
+_LAYER = 0.11
+_FEW_LAYERS = 2
 
 
 def shown_matrices(measured: MeasuredCurves) -> list[str]:
@@ -460,7 +462,8 @@ def _set_ranges(axes: list[Axes], block: MeasuredCurves) -> None:
         return
     values = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(values).any():
-        low, high = np.nanmin(values), np.nanmax(values)
+        low = np.nanmin(values)
+        high = np.nanmax(values)
         spread = max(high - low, 1.0)
         axes[0].set_ylim(low - 0.2 * spread, high + 0.4 * spread)
     axes[0].set_xlim(slopes["num_layers"].min() - 0.6, slopes["num_layers"].max() + 0.6)

@@ -38,7 +38,9 @@ from hessfig.figures.parts import (
 from hessfig.figures.parts import points as points_of
 
 # Inches: height of a layer, width of a letter of a name, and of its column.
-_ROW, _LETTER, _NAME = (0.13, 0.042, 0.1)
+_ROW = 0.13
+_LETTER = 0.042
+_NAME = 0.1
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
 _OUTSIDE = "outside"  # the row of weights outside the layers
 
@@ -78,7 +80,8 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def draw_heat(points: DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw one network's panels next to each other, with one colour bar."""
-    layers, names = sorted(points["layer"].unique()), in_order(points["row"])
+    layers = sorted(points["layer"].unique())
+    names = in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
     words = [labels.weight_words(name) for name in names]
     longest = max((len(text) for text in words if "$" not in text), default=6)

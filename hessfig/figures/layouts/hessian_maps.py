@@ -87,7 +87,8 @@ def draw_bars(
     highest = max(histogram(block, edges).max() for block in blocks)
     rows = []
     for matrix in weights[::-1]:
-        shares, colour = histogram(hessian.block(matrix), edges), matrix_colour(matrix)
+        shares = histogram(hessian.block(matrix), edges)
+        colour = matrix_colour(matrix)
         ax.stairs(
             shares,
             edges,

@@ -102,8 +102,11 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     nulls = {
         name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities
     }
-    windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
-    curves, slopes, tables = [], [], []
+    windows = list(spec.windows) or [WHOLE]
+    fits = fits_of(spec, run)
+    curves = []
+    slopes = []
+    tables = []
     for name in chain(quantities, *nulls.values()):
         table = along(_of_whole(of_quantity(run.table, name)), run.axis)
         curves.append(growth_curves(table, run.axis, name))

@@ -281,7 +281,8 @@ class Encoding:
 
     def name_above(self, figure: Figure, page: DataFrame, inches: float) -> None:
         """Write the legend above all panels of a page of this width. It takes `lines_above` lines."""
-        entries, columns = self._all_named(page), self._columns(page, inches)
+        entries = self._all_named(page)
+        columns = self._columns(page, inches)
         # Matplotlib's order.
         by_column = chain(*(entries[column::columns] for column in range(columns)))
         handles, names = zip(*by_column, strict=True)

@@ -98,7 +98,8 @@ def weight_words(name: str, layer: int = 0) -> str:
 
     The number of its `layer`, if it is not 0, follows the name.
     """
-    roles, behind = name.split("+"), f" {layer}" * bool(layer)
+    roles = name.split("+")
+    behind = f" {layer}" * bool(layer)
     if name == Group.query_key:
         return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}${behind}"
     if _are_known(roles):
@@ -267,7 +268,8 @@ def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
 def seeds_words(table: DataFrame) -> str:
     """Return the number of seeds behind each point, in words."""
     per_point = table.groupby(POINT, dropna=False)["seed"].nunique()
-    fewest, most = int(per_point.min()), int(per_point.max())
+    fewest = int(per_point.min())
+    most = int(per_point.max())
     if fewest != most:
         return f"{fewest} to {most} seeds"
     return ONE_SEED if most == 1 else f"{most} seeds"

@@ -157,7 +157,9 @@ def styled(paper: Paper | None = None) -> Iterator[None]:
 
 
 # Inches of a title and of each of its lines, and points.
-_TITLE, _TITLE_LINE, _TITLE_SIZE = (0.12, 0.14, 8.5)
+_TITLE = 0.12
+_TITLE_LINE = 0.14
+_TITLE_SIZE = 8.5
 
 
 class ShownFigure(Figure):

@@ -359,7 +359,8 @@ def _clear(ax: Axes, box: BboxBase, lines: Sequence[Line2D]) -> None:
         & (places[:, 1] < 1)
     )
     inside = places[across & (places[:, 1] > box.y0) & (places[:, 1] < box.y1), 1]
-    is_top, room = box.y0 + box.y1 > 1, 1 - (box.y1 - box.y0) - 0.04
+    is_top = box.y0 + box.y1 > 1
+    room = 1 - (box.y1 - box.y0) - 0.04
     if not len(inside) or not room > 0.3 or box.x0 > 1:
         return
     heights = places[across, 1]
@@ -431,7 +432,8 @@ def _arranged(
     most = apart.columns(paper)
     chosen = picked or [(i, j) for i, j in chosen if names[i][j] not in left_out]
     if 1 < len(whole) <= most and is_matrix:
-        chosen, most = sorted(chosen, key=lambda cell: (cell[1], cell[0])), len(whole)
+        chosen = sorted(chosen, key=lambda cell: (cell[1], cell[0]))
+        most = len(whole)
     return [list(line) for line in in_rows(chosen, most)], True
 
 

@@ -154,7 +154,8 @@ def draw_means(
     A few seeds are drawn as thin lines, more as the band of their interval. Means are
     geometric on logarithmic axes.
     """
-    x, means = by[-1], seed_means(rows, by, logs=ax.get_yscale() == "log")
+    x = by[-1]
+    means = seed_means(rows, by, logs=ax.get_yscale() == "log")
     if not means["mean"].notna().any():
         return means
     seeds = rows.sort_values(x).groupby("seed")
@@ -253,7 +254,8 @@ def set_log_range(axes: Sequence[Axes], curves: DataFrame, axis: Axis = SIGMA) -
 
 
 def _padded(values: Series, share: float) -> tuple[float, float]:
-    low, high = np.log10(values.min()), np.log10(values.max())
+    low = np.log10(values.min())
+    high = np.log10(values.max())
     pad = share * max(high - low, 1.0)
     return float(10 ** (low - pad)), float(10 ** (high + pad))
 
@@ -265,7 +267,8 @@ def make_room(ax: Axes, curves: DataFrame, words: str, at: str) -> None:
     high = 0.04 + 2 * _BELOW + lines * _SPACING * TINY / 72 / height_in(ax)
     drawn = curves[positive(curves)].sort_values(X)
     left, right = np.log10(ax.get_xlim())
-    x, y = np.log10(drawn[X]), np.log10(drawn["mean"])
+    x = np.log10(drawn[X])
+    y = np.log10(drawn["mean"])
     across = np.append(x[x < left + end * (right - left)], left + end * (right - left))
     heights = np.interp(across, x, y)
     low, top = np.log10(ax.get_ylim())
@@ -494,7 +497,8 @@ def colour_bar(
 ) -> Colorbar:
     """Draw the colour bar to the right of a panel, with the same gap and width in inches on every page."""
     figure: Any = ax.figure
-    box, page = ax.get_position(), figure.get_figwidth()
+    box = ax.get_position()
+    page = figure.get_figwidth()
     place = figure.add_axes(
         (box.x1 + gap / page, box.y0, wide / page, box.height), label="<colorbar>"
     )

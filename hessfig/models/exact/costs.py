@@ -31,7 +31,9 @@ ITEMS_FLOPS, PROBES_FLOPS = (2.5e10, 4e10)
 BYTES_PER_SECOND = 4e9
 NUMBER = 8  # bytes, of float64
 # Of curvature.column, which needs torch.
-PROBES_AT_ONCE, COLUMNS_AT_ONCE, MEMORY_BOUND = 5, 64, 2**30
+PROBES_AT_ONCE = 5
+COLUMNS_AT_ONCE = 64
+MEMORY_BOUND = 2**30
 _SOFTMAX_PASSES = 4  # over diag(g) - g A^T - A g^T of each head, which is formed, spread by head and added
 _PROBE_PASSES = (
     6  # over a probe and its product: drawn, cast, shaped, multiplied, squared
@@ -41,7 +43,10 @@ _NORM_PASSES = (
 )
 _GRAM_PASSES = 3  # over the products of all pairs of items: weights, the Gram matrix of M_n, and both multiplied
 # Of models.exact.kronecker.
-_STRIP, _CHUNK, _FACTORED, _FACTORED_SYMMETRIC = (16, 96, 1.0, 0.6)
+_STRIP = 16
+_CHUNK = 96
+_FACTORED = 1.0
+_FACTORED_SYMMETRIC = 0.6
 
 
 @dataclass
@@ -133,7 +138,8 @@ class Sizes:
         Equal queries meet in a first layer that is also the last. Of B sequences with digits
         drawn from a base b, a position has on average b (1 - (1 - 1/b)^B) distinct ones.
         """
-        m, structure = with_defaults(model), kind(model.kind).structure
+        m = with_defaults(model)
+        structure = kind(model.kind).structure
         is_bare = structure == Structure.attention
         is_of_tokens = structure == Structure.tokens
         scored = task.num_tokens if is_bare else task.num_scored
@@ -269,7 +275,8 @@ def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     items = s.items
     if block.is_diagonal and row.place == _SCORES and s.queries < s.items:
         cost.product(s.items, row.size, ranks[Part.H], col.size, times=pairs)
-        items, distinct = s.queries, [0] * len(distinct)
+        items = s.queries
+        distinct = [0] * len(distinct)
     # Those of one pair are in the rates.
     cost.write(items**2, times=_GRAM_PASSES * len(distinct) * (pairs - 1))
     for r in distinct:
@@ -408,7 +415,8 @@ def probe_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     tangent; without norms, the pass for H_f of a last layer ends at the scores. H takes no
     pass, being the sum of the two.
     """
-    cost, layer = Cost(), s.layers if block.col == Matrix.W_U else max(block.layer, 1)
+    cost = Cost()
+    layer = s.layers if block.col == Matrix.W_U else max(block.layer, 1)
     split = {Part.H_o, Part.H_f} if Part.H in parts else {*parts}
     is_short = layer == s.layers and not s.is_curved
     passes = len(split) - (is_short and Part.H_f in split)

@@ -63,7 +63,8 @@ def one_of_each(
     >>> one_of_each(rows, labels_of(rows)).tolist()
     [[1.0, 1.0], [2.0, 0.0]]
     """
-    count, items = int(labels.max()) + 1, torch.arange(len(labels)).to(labels)
+    count = int(labels.max()) + 1
+    items = torch.arange(len(labels)).to(labels)
     first = (
         torch.full((count,), len(labels))
         .to(labels)
@@ -241,7 +242,9 @@ def _chain(factor: Tensor | None, feature: Tensor | None) -> Tensor | None:
     return factor @ feature
 
 
-_STRIP, _BLOCK, _CHUNK = 16, 48, 96
+_STRIP = 16
+_BLOCK = 48
+_CHUNK = 96
 
 
 def kronecker_squared_norm(
@@ -413,7 +416,8 @@ def _by_factors(weights: Tensor, matrices: ItemMatrices) -> Tensor:
     right = torch.cat([factor for _, factor in matrices.terms], dim=1)
     lefts = [factor for factor, _ in matrices.terms if factor is not None]
     left = right if _is_square(matrices) else torch.cat(lefts, dim=1)
-    total, count = weights.new_zeros(()), len(weights)
+    total = weights.new_zeros(())
+    count = len(weights)
     for items in _slices(count, 16):
         rest = slice(items.start, count)
         products = _row_products(right, items, rest)

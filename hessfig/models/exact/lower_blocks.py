@@ -68,7 +68,8 @@ class OutputRows:
         by tr(F_b'^T F_b F_c^T F'_c) = <F_b F_c^T, F'_b F'_c^T>. The summand is symmetric in (b,
         c): pairs with c > b count twice, the pair (b, b) once.
         """
-        first, second = self.factor(layer, row), self.factor(layer, col)
+        first = self.factor(layer, row)
+        second = self.factor(layer, col)
         total = 0.0
         for b in range(len(self.root)):
             gram = _gram(*first, b)
@@ -96,7 +97,8 @@ class OutputRows:
         """Pull the rows back to all weights of the attention or of the MLP of `layer` at once; keep the last result."""
         group = _MLP if matrix in _MLP else _ATTENTION
         if self._held != (layer, group):
-            self._held, self._rows = (layer, group), {}
+            self._held = (layer, group)
+            self._rows = {}
             self._rows = self._pulled(self._names(layer, group))
         return self._rows
 
@@ -177,7 +179,8 @@ class LowerScores:
     """
 
     def __init__(self, tape: Tape, layer: int, length: int) -> None:
-        self.tape, self.name = tape, f"m{layer}"
+        self.tape = tape
+        self.name = f"m{layer}"
         self.mixing = mixing_of(tape, layer)
         values = tape.holders[layer, Matrix.W_V]
         assert isinstance(values, LinearMap)
@@ -251,7 +254,8 @@ class LowerScores:
     @cached_property
     def _slopes(self) -> Float[Tensor, "batch heads query key d_head"]:
         """dz_hi/ds_hij = A_hij (v_hj - z_hi), or v_hj where the key is allowed for linear attention."""
-        mixing, known = self.mixing, slice(self.length)
+        mixing = self.mixing
+        known = slice(self.length)
         values = mixing.v[:, :, None, known]
         if mixing.is_linear:
             return mixing.allowed[known, known, None] * values
@@ -308,7 +312,8 @@ class LowerScores:
         for W_Q, which is picked from Gram matrices of positions: the features themselves, p
         rows of d d_head numbers, are never formed.
         """
-        mixing, known = self.mixing, slice(self.length)
+        mixing = self.mixing
+        known = slice(self.length)
         outer, inner = (
             (self.key, self.query) if matrix == Matrix.W_K else (self.query, self.key)
         )

@@ -58,7 +58,8 @@ class ScoredMixing:
         hidden, inputs, self.weights, self.scale, mask = _read(
             network, model, objective.batch.inputs
         )
-        self.heads, self.per_sequence = model.n_heads, scored.stop - scored.start
+        self.heads = model.n_heads
+        self.per_sequence = scored.stop - scored.start
         self.is_linear = model.attention == Attention.linear
         self.is_single = model.query_key == QueryKey.single
         self.sink = score_sink(model)
@@ -403,7 +404,8 @@ class LastLayer:
         """
         if self._tail_curvature is None:
             return ItemMatrices()
-        right, left = self._tail_curvature, self._attended_columns(later)
+        right = self._tail_curvature
+        left = self._attended_columns(later)
         if earlier != ScoredPlace.attended:
             right = right @ self._attended_columns(earlier)
         return _formed(right if later == ScoredPlace.attended else left.mT @ right)

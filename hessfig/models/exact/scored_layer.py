@@ -189,7 +189,8 @@ class LayerNormAt:
     is_curved = True
 
     def __init__(self, norm: nn.LayerNorm, rows: Float[Tensor, "n d"]) -> None:
-        self.gain, self.dim = norm.weight, rows.shape[-1]
+        self.gain = norm.weight
+        self.dim = rows.shape[-1]
         centred = rows - rows.mean(dim=-1, keepdim=True)
         self.scale = (centred.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
         self.direction = centred / self.scale

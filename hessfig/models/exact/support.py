@@ -110,7 +110,8 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
         return Route.missing
     if kind(model.kind).structure == Structure.tokens:
         return Route.tokens
-    weights, is_last = {block.row, block.col}, block.layer in (0, model.n_layers)
+    weights = {block.row, block.col}
+    is_last = block.layer in (0, model.n_layers)
     if weights & {Matrix.W_E, Matrix.W_pos} or (Matrix.W_U in weights and not is_last):
         return Route.columns
     if is_last:

@@ -77,7 +77,8 @@ def input_derivative(
 
 def _query(layer: LastLayer) -> list[ScoredEntry]:
     """Return the entry of W_Q or W_QK: the queries, which all heads share, enter the scores by the keys."""
-    mixing, at = layer.mixing, (ScoredPlace.inputs, ScoredPlace.scores)
+    mixing = layer.mixing
+    at = (ScoredPlace.inputs, ScoredPlace.scores)
     return [
         ScoredEntry(
             mixing.inputs, *at, mixing.score_features(mixing.keys), _labels(layer)
@@ -90,7 +91,8 @@ def _key(layer: LastLayer) -> list[ScoredEntry]:
 
     s_hj = q_h (x_j W_K^h)^T / scale = u_n . x_j / scale.
     """
-    mixing, labels = layer.mixing, _labels(layer)
+    mixing = layer.mixing
+    labels = _labels(layer)
     features = mixing.score_features(
         mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1)
     )
@@ -109,7 +111,8 @@ def _key(layer: LastLayer) -> list[ScoredEntry]:
 
 def _value(layer: LastLayer) -> list[ScoredEntry]:
     """Return the entries of W_V, one per head: u_n = m_h W_V^h is the head's part of the mixed values."""
-    mixing, width = layer.mixing, layer.mixing.mixed.shape[-1]
+    mixing = layer.mixing
+    width = layer.mixing.mixed.shape[-1]
     columns = [
         _head_columns(layer, head, width) if mixing.heads > 1 else None
         for head in range(mixing.heads)
@@ -231,7 +234,8 @@ def _heads(
     layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part]
 ) -> Squares:
     """Return the squared norm of the block of two heads, with weights (c_ng . c_mg) (c_nh . c_mh)."""
-    symmetric, weights = first is second, first.gram * second.gram
+    symmetric = first is second
+    weights = first.gram * second.gram
     matrices = _matrices(layer, first, second, parts, first.labels)
     return _once(
         matrices,
@@ -281,7 +285,8 @@ def _crossed(
     """
     matrices = _matrices(layer, later, earlier, parts)
     slopes = input_derivative(layer, later, earlier)
-    slope, shared = gradient(layer, later), _gram(earlier.inputs)
+    slope = gradient(layer, later)
+    shared = _gram(earlier.inputs)
     plain, crossed = shared * _gram(later.inputs), shared * _gram(slope)
     squares = _once(
         matrices,

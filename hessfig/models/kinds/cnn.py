@@ -38,9 +38,11 @@ def channels(model: ModelConfig) -> int:
 
 
 def _weights(config: Config) -> Iterator[Weight]:
-    model, width = config.model, channels(config.model)
+    model = config.model
+    width = channels(config.model)
     for layer in range(1, convolutions(model) + 1):
-        place, inputs = f"layers.{layer - 1}", 1 if layer == 1 else width
+        place = f"layers.{layer - 1}"
+        inputs = 1 if layer == 1 else width
         yield Weight(
             Matrix.W.value,
             f"{place}.conv.weight",

@@ -137,9 +137,11 @@ def _check_data(config: Config) -> None:
     is_encoder = bool(_sizes(config).is_encoder)
     is_masked = config.task.data == Data.masked_tokens
     if is_encoder != is_masked:
-        what, fitting = "a causal model has no masked tokens", Data.tokens
+        what = "a causal model has no masked tokens"
+        fitting = Data.tokens
         if is_encoder:
-            what, fitting = "an encoder sees every token", Data.masked_tokens
+            what = "an encoder sees every token"
+            fitting = Data.masked_tokens
         raise UserError(
             f"task.data: {what}",
             got=f"task.data={config.task.data}, {settings_of(config)[0].get('model_type')}",

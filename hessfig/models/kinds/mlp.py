@@ -43,7 +43,8 @@ def width(config: Config) -> int:
     """
     if config.model.d_mlp:
         return config.model.d_mlp
-    goal, widths = _transformer_size(config), range(1, _WIDEST)
+    goal = _transformer_size(config)
+    widths = range(1, _WIDEST)
     high = widths[bisect_left(widths, goal, key=partial(_size, config))]
     low = high - 1
     if low == 0 or _size(config, high) - goal < goal - _size(config, low):

@@ -38,7 +38,8 @@ def layout(config: Config) -> Layout:
 
 
 def _weights(config: Config) -> Iterator[Weight]:
-    model, task = with_defaults(config.model), config.task
+    model = with_defaults(config.model)
+    task = config.task
     tokens = TIED if model.tied else Matrix.W_E.value
     for name, path in (
         (tokens, "tok_embed"),
@@ -128,7 +129,8 @@ def _norm(model: ModelConfig, name: str, place: str, layer: int = 0) -> list[Wei
 def _linear(
     config: Config, matrix: Matrix, path: str, layer: int, groups: tuple[str, ...]
 ) -> Iterator[Weight]:
-    model, place = with_defaults(config.model), f"layers.{layer - 1}.{path}"
+    model = with_defaults(config.model)
+    place = f"layers.{layer - 1}.{path}"
     yield Weight(
         matrix.value,
         f"{place}.weight",

@@ -25,7 +25,8 @@ def layout(config: Config) -> Layout:
 
 def _weights(config: Config) -> Iterator[Weight]:
     model = with_defaults(config.model)
-    pixels, width = model.patch**2, model.d_model
+    pixels = model.patch**2
+    width = model.d_model
     yield Weight(Matrix.W_patch.value, "patch.weight", pixels * width, 0, _EMBEDDINGS)
     yield bias_of(Matrix.W_patch, "patch.bias", width, 0, Group.embeddings)
     yield Weight(

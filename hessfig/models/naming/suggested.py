@@ -19,7 +19,8 @@ from hessfig.terms import Matrix
 WRAPPED = "_original_component."  # path between a module of a TransformerBridge and the original module
 OTHER, ROUTER = "other", "W_router"
 QKV, GATED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V), (Matrix.W_gate, Matrix.W_in)
-FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)
+FUSED = "+".join(QKV)
+GATE_UP = "+".join(GATED)
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _HEAD_WIDTH = ("head_dim", "d_head", "d_kv")
@@ -156,7 +157,9 @@ class Places:
     def __init__(
         self, network: nn.Module, roles: Mapping[str, str], used: Mapping[str, int]
     ) -> None:
-        self.network, self.roles, self.used = network, roles, used
+        self.network = network
+        self.roles = roles
+        self.used = used
         config: Any = getattr(network, "config", None) or getattr(network, "cfg", None)
         self.config = (
             config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -187,7 +190,8 @@ class Places:
         nested = [place for place in digits if _starred(parts[:place]) in self._lists]
         at = (nested[-1:] or digits[:1] or [0])[0]
         inside = [parts[at - 1], *parts[at + 1 :]] if at else parts
-        leaf, owner = inside[-1], self.network.get_submodule(path.rpartition(".")[0])
+        leaf = inside[-1]
+        owner = self.network.get_submodule(path.rpartition(".")[0])
         is_bias = leaf == "bias" or leaf.endswith("_bias")
         if leaf in ("weight", "bias"):
             place = inside[:-1]
@@ -323,7 +327,8 @@ def _nested_lists(paths: Iterable[str]) -> set[str]:
         parts = path.replace(WRAPPED, "").split(".")
         digits = [place for place, part in enumerate(parts) if place and part.isdigit()]
         for place in digits[1:]:
-            before, behind = parts[:place], ".".join(parts[place + 1 :])
+            before = parts[:place]
+            behind = ".".join(parts[place + 1 :])
             inside = ".".join(before[digits[0] :])
             found = [_ATTENTION.search(where.lower()) for where in (inside, behind)]
             if found[1] and not found[0]:

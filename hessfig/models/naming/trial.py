@@ -81,7 +81,9 @@ class Watch(Dispatch):
         self._held = defaultdict[int, list[tuple[str, Tensor]]](list)
         for path, tensor in parameters.items():
             self._held[tensor.untyped_storage().data_ptr()].append((path, tensor))
-        self._kept, self._changes, self._blank = kept, changes or {}, blank
+        self._kept = kept
+        self._changes = changes or {}
+        self._blank = blank
         self._numbers = Counter[tuple[str, int]]()
         self.uses: list[Use] = []
         self.added: set[str] = set()  # matrices that are added to something
@@ -160,7 +162,8 @@ def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
 
     None if the axis cannot be determined.
     """
-    stride, length = view.stride(at), view.shape[at]
+    stride = view.stride(at)
+    length = view.shape[at]
     axes = [
         axis
         for axis, step in enumerate(parameter.stride())
@@ -184,7 +187,8 @@ class NetworkTrial:
     """
 
     def __init__(self, network: nn.Module, inputs: Any = None) -> None:
-        self.network, self.problem = network, ""
+        self.network = network
+        self.problem = ""
         self.parameters = {
             path: one.data
             for path, one in real_parameters(network).items()
@@ -202,7 +206,8 @@ class NetworkTrial:
             except CannotRun as error:
                 self.problem = self.problem or str(error)
             else:
-                self.problem, self.calls = "", {"": call}
+                self.problem = ""
+                self.calls = {"": call}
                 self._note_calls()
                 return
 

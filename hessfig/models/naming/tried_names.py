@@ -55,7 +55,8 @@ class Verdict:
     rows: tuple[int, int, bool] = (0, 0, True)
 
 
-ZERO, OTHER = Put(factor=0), Put(other=True)
+ZERO = Put(factor=0)
+OTHER = Put(other=True)
 
 
 class _Runs:
@@ -70,7 +71,9 @@ class _Runs:
         *,
         once: bool,
     ) -> None:
-        self.trial, self.blank, self.once = trial, blank, once
+        self.trial = trial
+        self.blank = blank
+        self.once = once
         self.parts = {part.role: part for part in parts}
         self.into = self.parts[into]
         self.replaced = defaultdict[str, list[MatrixPart]](list)
@@ -163,7 +166,8 @@ def attention(
             )
         if "W_rel" in runs.parts and alike(runs.entering(W_rel=OTHER), usual):
             return Verdict(reason="W_rel does not act on what enters W_O")
-        asking, asked = runs.given("W_Q"), runs.given("W_K")
+        asking = runs.given("W_Q")
+        asked = runs.given("W_K")
         is_same = asking.shape == asked.shape and torch.equal(asking, asked)
         return Verdict(
             True, _heads_are_right(runs, usual), "", (len(asking), len(asked), is_same)
@@ -176,7 +180,8 @@ def _are_mixed(runs: _Runs, usual: Tensor) -> bool:
     see = runs.entering
     if any(alike(see(**{name: OTHER}), usual) for name in ("W_Q", "W_K", "W_V")):
         return False
-    no_keys, no_queries = see(W_K=ZERO), see(W_Q=ZERO)
+    no_keys = see(W_K=ZERO)
+    no_queries = see(W_Q=ZERO)
     if alike(see(W_K=ZERO, W_Q=OTHER), no_keys) and alike(
         see(W_Q=ZERO, W_K=OTHER), no_queries
     ):
@@ -225,7 +230,8 @@ def _numbers(runs: _Runs, usual: Tensor, name: str, put: Put) -> list[int]:
 
     Each run changes the heads whose number has a given bit.
     """
-    heads, numbers = runs.parts[name].heads, [0] * len(runs.into.heads)
+    heads = runs.parts[name].heads
+    numbers = [0] * len(runs.into.heads)
     for bit in range(len(heads).bit_length()):
         columns = torch.cat([head for at, head in enumerate(heads, 1) if at >> bit & 1])
         changed = runs.entering(**{name: replace(put, columns=columns)})

@@ -65,7 +65,8 @@ def named(held: Held) -> Iterator[Weight]:
 
     Raises UserError if the number of heads does not divide the outputs.
     """
-    axis, total = held.outputs, 0
+    axis = held.outputs
+    total = 0
     sizes = _sizes(held, held.shape[axis])
     by = held.role.partition(" by ")[2]
     blocks = int(by) if by.isdigit() else 1

@@ -219,7 +219,8 @@ class Rows(Shell):
         samples may have both signs, and count by their sizes. If neither a mean nor a
         sum is excluded, the choice does not fit.
         """
-        nothing, most = _Fit(axes, inf), SINGLES.of(whole.dtype)
+        nothing = _Fit(axes, inf)
+        most = SINGLES.of(whole.dtype)
         is_by_sample = len(whole) == one.size
         outputs = list[Tensor]()
         for row in range(one.size):

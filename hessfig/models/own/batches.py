@@ -53,7 +53,9 @@ def keep_batches(
         or hasattr(given, "__array__")
     ):
         return given
-    batches, size, most = list[Any](), 0, memory() // SHARE
+    batches = list[Any]()
+    size = 0
+    most = memory() // SHARE
     with torch.inference_mode(False), preserved_loader(given):
         for batch in given:
             batches.append((copied or copy_batch)(batch))

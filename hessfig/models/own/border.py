@@ -111,14 +111,18 @@ def by_role(network: nn.Module, inputs: Any = None) -> Layout:
 
 def any_function(asked: Asked) -> str:
     """Return the problem that takes any function of the network and any batch, with the batches of a request."""
-    given, inputs, goal = asked.inputs, "batch", "batch"
+    given = asked.inputs
+    inputs = "batch"
+    goal = "batch"
     is_list = isinstance(given, list) and bool(given)
     batches, one = ("batches", given[0]) if is_list else ("batch", given)
     if not (asked.targets is None or isinstance(asked.targets, str)):
         batches = "list(zip(inputs, targets))" if is_list else "(inputs, targets)"
         inputs, goal = "batch[0]", "batch[1]"
     elif isinstance(one, tuple) and len(one) == 2 and asked.loss is not None:
-        inputs, goal, one = "batch[0]", "batch[1]", one[0]
+        inputs = "batch[0]"
+        goal = "batch[1]"
+        one = one[0]
     stars = "**" if isinstance(one, Mapping) else "*" if isinstance(one, tuple) else ""
     call = f"network({stars}{inputs})"
     more = ", batch_weights=[...]" if is_list and len(given) > 1 else ""

@@ -157,7 +157,8 @@ class Computed(InPlace):
         if asked.is_trainable:
             only_trainable(self)
         # In a tuple: no module of this one.
-        self._functions, self._read = ((function,), read)
+        self._functions = (function,)
+        self._read = read
         self.opaque_batches = [
             self._copied(batch, cast_to(self._like, is_data=True))
             for batch in asked.batches
@@ -271,10 +272,12 @@ class Computed(InPlace):
 
     def _check_parameters(self) -> None:
         """Raise UserError if the function changed the parameters that it was given."""
-        theirs, image = real_parameters(self.run_in_place), cast_to(self._like)
+        theirs = real_parameters(self.run_in_place)
+        image = cast_to(self._like)
         changed = []
         for name, one in real_parameters(self).items():
-            now, before = one.detach().nan_to_num(), image(theirs[name]).nan_to_num()
+            now = one.detach().nan_to_num()
+            before = image(theirs[name]).nan_to_num()
             if not torch.equal(now, before):
                 changed.append(name)
         if changed:
@@ -325,7 +328,8 @@ class _Beyond:
     def __init__(self, network: nn.Module, things: Sequence[Any]) -> None:
         self._network = network
         known = {id(one) for one in (*network.parameters(), *network.buffers())}
-        own, found = {*map(id, network.modules())}, dict[int, Tensor]()
+        own = {*map(id, network.modules())}
+        found = dict[int, Tensor]()
         self._places = list[tuple[dict[str, Any], str]]()
         for thing in reached_by(*things):
             if isinstance(thing, Tensor) and not thing.is_inference():
@@ -613,7 +617,8 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
     """
     parameters = real_parameters(problem.network)
     named = {name: one.detach() for name, one in parameters.items()}
-    leaves, directions = leaves_of(problem, named), Directions.of(named)
+    leaves = leaves_of(problem, named)
+    directions = Directions.of(named)
     vectors = directions.like(leaves)
     try:
         here = derivatives(terms_of(problem, leaves), leaves, vectors, 2)
@@ -621,7 +626,8 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise no_derivative(error, "compute_loss has no gradient in torch") from error
-    again, size = float(here.value), directions.size_of_terms(here)
+    again = float(here.value)
+    size = directions.size_of_terms(here)
     if abs(again - value) > LOSS.of(problem.dtype) * max(abs(value), size):
         raise UserError(
             "compute_loss is not deterministic: it changes from call to call",

@@ -102,7 +102,8 @@ class KeptChecks:
 
         Raises UserError for what does not fit.
         """
-        last, self._last = self._last, None
+        last = self._last
+        self._last = None
         found = last.objective(request) if last is not None else None
         if found is not None:
             self._last = last

@@ -51,7 +51,8 @@ def warn_of_lengths(given: Any, batch_weights: Any) -> None:
     lengths = [_length(batch) for batch in given]
     if None in lengths or len(set(lengths)) < 2:
         return
-    kind, count = type(given[0]).__name__, len(given)
+    kind = type(given[0]).__name__
+    count = len(given)
     shown = first_few([str(length) for length in lengths])
     warnings.warn(
         f"compute_loss: a list of {count} items ({kind}) of lengths {shown} is read as {count} batches of one item, "

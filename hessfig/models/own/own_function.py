@@ -32,7 +32,8 @@ class OwnFunction:
     """
 
     def __init__(self, asked: Asked) -> None:
-        self.asked, self.network = asked, asked.network
+        self.asked = asked
+        self.network = asked.network
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -69,7 +70,8 @@ class OwnFunction:
 
     def first(self, count: int) -> OwnFunction:
         """Return the function of the first `count` samples of the first batch."""
-        few, call = OwnFunction(self.asked), copy.copy(self.call)
+        few = OwnFunction(self.asked)
+        call = copy.copy(self.call)
         call.given = [self.call.given[0].first(count)]
         few.__dict__.update(call=call, directions=self.directions)
         return few
@@ -101,7 +103,8 @@ class OwnFunction:
 
     def to_keep(self) -> OwnFunction:
         """Return the same function without what is as large as the network, for its gradient."""
-        kept, call = OwnFunction(self.asked), copy.copy(self.call)
+        kept = OwnFunction(self.asked)
+        call = copy.copy(self.call)
         call.results = []
         kept.__dict__.update(call=call, _read=self._read)
         return kept

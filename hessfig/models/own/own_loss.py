@@ -97,7 +97,8 @@ class ForeignCall:
         *,
         most: int | None = None,
     ) -> None:
-        self.network, self.outputs = network, asked.outputs
+        self.network = network
+        self.outputs = asked.outputs
         self._is_of_transformers = is_of_transformers(asked.network)
         given = read_batches(asked.inputs, asked.targets, real)
         takes = not asked.is_plain and _takes_labels(network, given[0])

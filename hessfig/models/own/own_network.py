@@ -65,7 +65,8 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
 
 def whole_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
     """Return the problem of a network whose output is the user's loss, for losses that read more than outputs."""
-    call, meant = ForeignCall(asked, network, real), asked.meant_loss
+    call = ForeignCall(asked, network, real)
+    meant = asked.meant_loss
     reading = call.reading(meant)
     rows, targets, inside = call.whole(reading, several=call.has_outputs(meant))
     weights = [1.0] * len(call.given)

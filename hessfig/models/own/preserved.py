@@ -178,7 +178,8 @@ class _State:
     def _of_function(self, function: FunctionType) -> list[Any]:
         if is_library(function.__module__):
             return []
-        known, names = function.__globals__, _names_of(function)
+        known = function.__globals__
+        names = _names_of(function)
         shared = {name: known[name] for name in names if name in known}
         self._undo.append(partial(known.update, shared))
         cells = [one for one in function.__closure__ or () if _is_filled(one)]

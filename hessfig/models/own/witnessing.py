@@ -158,7 +158,8 @@ class Witnessing:
             ) from error
 
     def _measured(self, real: torch.dtype) -> Built:
-        refusals, others = list[UserError](), dict[str, str]()
+        refusals = list[UserError]()
+        others = dict[str, str]()
         for self.route in WAYS:
             try:
                 with preserved(self.asked.network, self.asked.loss):
@@ -251,7 +252,8 @@ class Witnessing:
         if not count:
             return None
         with suppress(Exception):  # a function that takes all samples alone
-            own, objective = self.own.first(count), first_samples(problem, count)
+            own = self.own.first(count)
+            objective = first_samples(problem, count)
             if own.reads_more() or own.depends_on_batch():
                 return None
             whole = {0: 1.0}
@@ -279,7 +281,8 @@ class Witnessing:
         A hook that reads a parameter reads the user's own also in a copy, with an equal
         value at the weights alone. For rounding, see witness.apart.
         """
-        leaves, off = leaves_of(built.problem, self.own.parameters), dict[str, float]()
+        leaves = leaves_of(built.problem, self.own.parameters)
+        off = dict[str, float]()
         moved = _at(seen.own.place, leaves)
         least = FLOOR * self.own.directions.ratio * length(seen.here.slopes.values())
         for name, at in {
@@ -316,7 +319,8 @@ class Witnessing:
 
         If a softmax or tanh saturates, derivatives have few accurate digits.
         """
-        eps, rows = torch.finfo(objective.dtype).eps, ROWS.of(objective.dtype)
+        eps = torch.finfo(objective.dtype).eps
+        rows = ROWS.of(objective.dtype)
         leaves = leaves_of(objective, self.own.parameters)
         signs = self.own.directions.like(leaves)[0]
         shaken = {
@@ -378,7 +382,8 @@ def _at(place: Tensors, leaves: Tensors) -> Tensors:
 
 def _run(objective: Objective, at: Tensors) -> tuple[float, set[str]]:
     """Return the loss at parameters, and the names of the operations in its graph."""
-    loss, operations = 0.0, set[str]()
+    loss = 0.0
+    operations = set[str]()
     with torch.enable_grad():
         for term in terms_of(objective, at):
             value = term()

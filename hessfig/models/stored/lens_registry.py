@@ -168,7 +168,8 @@ def _of_transformers(name: str, sizes: dict[str, Any], options: dict[str, Any]) 
         what = f"{KEY}: this architecture is not in TransformerLens's registry, or not in transformers"
         raise unknown_name(what, name, known, f"{KEY}=GPT2LMHeadModel")
     kind = getattr(transformers, name)
-    its, own = kind.config_class(), kind.config_class.attribute_map
+    its = kind.config_class()
+    own = kind.config_class.attribute_map
     sizes["n_kv_heads"] = sizes["n_kv_heads"] or sizes["n_heads"]
     asked = {
         key: sizes[ours]
@@ -218,7 +219,8 @@ def saved_bridge(config: Config) -> Any:
 def _opened(
     settings: str, architecture: str, where: str, sha256: str, dtype: str
 ) -> Any:
-    path, number = Path(where), getattr(torch, dtype)
+    path = Path(where)
+    number = getattr(torch, dtype)
     found, own = hashed(path, _PATH)
     check_pin(path, _PATH, found=own, planned=sha256)
     stored = tensors_of(found, path, _PATH)

@@ -210,7 +210,8 @@ def _batches(
     config: Config, sizes: LoadedSizes, ids: Ids, at_once: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return sequences in micro-batches, and their targets: IGNORED at positions that are not scored."""
-    tokens, task = torch.tensor(ids), config.task
+    tokens = torch.tensor(ids)
+    task = config.task
     if not sizes.is_encoder:
         inputs = list(tokens.split(at_once))
         return inputs, [following(one, task.first_scored) for one in inputs]
@@ -227,11 +228,13 @@ def special_words(config: Config, sizes: LoadedSizes) -> Special:
     Raises UserError for a mask outside the vocabulary, and for a tokenizer without a
     mask.
     """
-    kept, mask = {sizes.padding}, sizes.vocabulary - 1
+    kept = {sizes.padding}
+    mask = sizes.vocabulary - 1
     if is_text(config.task):
         place = None if config.model.path is None else Path(config.model.path)
         tokenizer = tokenizer_of(place, model_folder.pin_of(config, 1))
-        kept, mask = {*kept, *tokenizer.all_special_ids}, tokenizer.mask_token_id
+        kept = {*kept, *tokenizer.all_special_ids}
+        mask = tokenizer.mask_token_id
     mask = mask if config.task.mask_id is None else config.task.mask_id
     if mask is None or mask >= sizes.vocabulary:
         raise UserError(

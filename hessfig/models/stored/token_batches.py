@@ -28,7 +28,9 @@ from hessfig.weights import Layout
 
 # Upper bounds of the activations per token in the graphs of a double backward: widths,
 # MLP widths, scores.
-_OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
+_OF_WIDTH = 60
+_OF_MLP = 45
+_OF_SCORES = 16
 _COPIES = (
     6  # copies of the parameters of a column: directions, products of both parts, rows
 )
@@ -59,7 +61,8 @@ def planned(config: Config, sizes: ModelSizes, layout: Layout, length: int) -> P
     because the last bits of a number depend on the micro-batch, which is part of the
     key of a cell. Raises UserError if not even one sequence fits.
     """
-    bound, total = bytes_of(config.memory), config.task.batch_size
+    bound = bytes_of(config.memory)
+    total = config.task.batch_size
     blocks = blocks_of(config.blocks, layout, config.model)
     number = 8 if config.dtype == DType.float64 else 4
     # Of all sequences, kept once for the comparison.
@@ -130,7 +133,8 @@ class Stored:
 
     def ids(self, config: Config) -> Ids:
         """Return the configured sequences; a text is encoded by the tokenizer in the folder of the model."""
-        is_masked, sizes = config.task.data == Data.masked_tokens, self.sizes(config)
+        is_masked = config.task.data == Data.masked_tokens
+        sizes = self.sizes(config)
 
         def encode() -> Encode:
             from hessfig.models.stored.tokenizer import encoder

@@ -120,7 +120,8 @@ class LinearisedNetwork:
             A weight or a group of them, whose entries are put one after the other.
         rows : names, or keys with their layer and name
         """
-        side, sides = self.problem.layout.side, rows_of(layer, rows)
+        side = self.problem.layout.side
+        sides = rows_of(layer, rows)
         weights = [
             *side(layer, col),
             *(weight for at in sides.values() for weight in side(*at)),

@@ -188,7 +188,9 @@ class Multiply(Step):
     def __init__(
         self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor
     ) -> None:
-        self.inputs, self.output, self.value = inputs, output, left * right
+        self.inputs = inputs
+        self.output = output
+        self.value = left * right
         self.factors = (right.unsqueeze(2), left.unsqueeze(2))
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:

@@ -51,7 +51,10 @@ class Builder:
     """
 
     def __init__(self, batch: Batch, model: ModelConfig, *, merged: bool) -> None:
-        self.tape, self.batch, self.model, self.merged = Tape(), batch, model, merged
+        self.tape = Tape()
+        self.batch = batch
+        self.model = model
+        self.merged = merged
         self.index: dict[str, Tensor] = {}
 
     def step(
@@ -134,7 +137,8 @@ class Builder:
         weights 1 / (number of allowed keys), a difference of two sets, and a gate.
         """
         model, sets = self.model, attention.sets
-        heads, kv_heads = model.n_heads * sets, attention.kv_heads
+        heads = model.n_heads * sets
+        kv_heads = attention.kv_heads
         query, key = self._query_and_key(attention, index, x, queries, len(allowed))
         value = self.spread(
             self.linear(x, f"v{index}", attention.v, (index, Matrix.W_V))

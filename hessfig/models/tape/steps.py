@@ -25,7 +25,9 @@ class Sum(Step):
     def __init__(
         self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor
     ) -> None:
-        self.inputs, self.output, self.value = inputs, output, left + right
+        self.inputs = inputs
+        self.output = output
+        self.value = left + right
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         return plus(dxs[0], dxs[1])
@@ -199,7 +201,8 @@ class Normalise(Step):
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         """Return w dn + dw n + db with dn = P dx = (C - n n^T / d) dx / s."""
-        dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
+        dw = self.perturbed.get(WEIGHT)
+        db = self.perturbed.get(BIAS)
         dy = None if dxs[0] is None else self.weight * self._project(dxs[0])
         dy = dy if dw is None else plus(dy, dw * self.n)
         if db is None:
@@ -343,7 +346,10 @@ class Mixing(Step):
         cap: float | None = None,
         centre: Float[Tensor, "queries length"] | None = None,
     ) -> None:
-        self.inputs, self.output, self.heads, self.scale = inputs, output, heads, scale
+        self.inputs = inputs
+        self.output = output
+        self.heads = heads
+        self.scale = scale
         self.kind = kind
         self.is_linear = kind == Attention.linear
         self.allowed = allowed

@@ -217,7 +217,10 @@ class LinearMap(Step):
     def __init__(
         self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear
     ) -> None:
-        self.inputs, self.output, self.x, self.weight = inputs, output, x, linear.weight
+        self.inputs = inputs
+        self.output = output
+        self.x = x
+        self.weight = linear.weight
         self.value = linear(x)
         self.parameters = dict[str, Tensor](linear.named_parameters())
         self.perturbed: dict[str, Probes] = {}
@@ -225,7 +228,8 @@ class LinearMap(Step):
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         """Return dx W^T + x dW^T + db; the k perturbations are one product with the (k m, n) matrix of all of them."""
         dy = None if dxs[0] is None else times_transposed(dxs[0], self.weight)
-        dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
+        dw = self.perturbed.get(WEIGHT)
+        db = self.perturbed.get(BIAS)
         if dw is not None:
             dy = plus(
                 dy,
@@ -440,7 +444,8 @@ class Tape:
             Maps outputs of steps to functions that replace their pull-back, as H_oT needs for
             the scores.
         """
-        products, rows_of = {}, defaultdict[str, list[Weight]](list)
+        products = {}
+        rows_of = defaultdict[str, list[Weight]](list)
         for row in rows:
             rows_of[self.holders[row].output].append(row)
         for node, bar, dxs in self.down(df_bar, tangents, self.reach(rows), instead):

@@ -91,7 +91,8 @@ def ensure(
     those before it are stored.
     """
     folder = Folder(trajectory)
-    missing, known = folder.missing(steps), folder.divergence()
+    missing = folder.missing(steps)
+    known = folder.divergence()
     if not missing:
         return 0
     folder.describe()
@@ -111,7 +112,9 @@ class _Run:
     def __init__(
         self, folder: Folder, until: int, report: Callable[[Progress], None]
     ) -> None:
-        self.folder, self.until, self.report = folder, until, report
+        self.folder = folder
+        self.until = until
+        self.report = report
         self.config, self.seed = folder.trajectory.config, folder.trajectory.seed
         drawn = initialised(
             replace(self.config, dtype=DType.float64),
@@ -156,7 +159,8 @@ class _Run:
         )
         self.rule.refresh_curvature(step, of_batch, seed=self.seed)
         rate = self.rule.update(step)
-        self.step, self.updates = step, self.updates + 1
+        self.step = step
+        self.updates = self.updates + 1
         self.log.append([step, value, rate, float(norm), self._accuracy()])
 
     def _accuracy(self) -> float:

@@ -25,10 +25,12 @@ def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
     if norm == StepNorm.euclidean:
         whole = math.hypot(*(float(slope.norm()) for slope in slopes))
         return [_over(slope, whole) for slope in slopes], whole
-    directions, sizes = [], []
+    directions = []
+    sizes = []
     for slope in slopes:
         if norm == StepNorm.largest_entry:
-            direction, size = slope.sign(), float(slope.abs().sum())
+            direction = slope.sign()
+            size = float(slope.abs().sum())
         elif norm == StepNorm.spectral:
             direction, size = _orthogonalised(slope)
         else:

@@ -242,7 +242,8 @@ def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tenso
 
 def _roots(loss: BatchLoss, outputs: Tensor) -> Float[Tensor, "columns m"]:
     """Return one vector per scored position and column of a root of H_L there, for all samples together."""
-    count, width = outputs[0].numel(), outputs.shape[-1]
+    count = outputs[0].numel()
+    width = outputs.shape[-1]
     eye = torch.eye(width).to(outputs)
     units = eye.expand(*outputs.shape[:-1], -1, -1).movedim(-1, 0).flatten(1)
     hessian = _curved(loss, outputs, units)

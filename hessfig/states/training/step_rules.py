@@ -92,7 +92,8 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     warm-up's last update. Then it is constant, or half a cosine that would be zero at
     the update after the last.
     """
-    done, warmup = step - 1, training.warmup
+    done = step - 1
+    warmup = training.warmup
     if done < warmup:
         return training.learning_rate * step / warmup
     if training.schedule == Schedule.constant:
@@ -139,7 +140,8 @@ class StepRule:
 
         The gradients of `loss` must exist; they are not changed.
         """
-        kind, due = self._training.curvature, refreshes_curvature(self._training, step)
+        kind = self._training.curvature
+        due = refreshes_curvature(self._training, step)
         if kind != Curvature.none and due:
             self._factors = factors(kind, self._named, loss, seed=seed, step=step)
         if self._training.optimiser.facts.divides and (due or self._solver is None):
@@ -290,7 +292,8 @@ def laid_out(moment: str, tensor: Tensor) -> Tensor:
 def _optimisers(
     named: Mapping[str, nn.Parameter], training: TrainingConfig
 ) -> Iterator[torch.optim.Optimizer]:
-    facts, parameters = training.optimiser.facts, list(named.values())
+    facts = training.optimiser.facts
+    parameters = list(named.values())
     package = import_module(facts.package)  # slow for optional packages
     every: dict[str, Any] = {
         "lr": training.learning_rate,

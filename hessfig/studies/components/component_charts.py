@@ -76,7 +76,8 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
         suffix = f"_window{number + 1}" if number else ""
         slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
         here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
-        variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
+        variants = list(dict.fromkeys(here["variant"]))
+        blocks = _by_exponent(here)
         names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
         style = ONE_SCALE.replace(
             left=0.1 + max(map(width_of, names)),
@@ -113,7 +114,8 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
     about = f"{labels.part_words(part)}. Dots: geometric mean over {labels.seeds_words(measured.table)}"
     note = f"{about}; bars: 95% interval (Student's t).{measured.setting}"
     sheet = Sheet.grid(measured.paper, [["ratio"]], note, style)
-    ax, points = sheet.first, _ratio_points(numbers)
+    ax = sheet.first
+    points = _ratio_points(numbers)
     for rank, (colour, sigma) in enumerate(shaded(tone(0), sigmas)):
         here = points[points[X] == sigma]
         ends = here[["low", "high"]].sub(here["mean"], axis=0)
@@ -212,7 +214,8 @@ def _set_range(ax: Axes, slopes: DataFrame) -> None:
     """Set a common range for all panels that includes every exponent of the page."""
     known = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(known).any():
-        low, high = np.floor(np.nanmin(known)), np.ceil(np.nanmax(known))
+        low = np.floor(np.nanmin(known))
+        high = np.ceil(np.nanmax(known))
         ax.set_xlim(low - 0.6, high + 0.6)
         ax.set_xticks(np.arange(low, high + 1, 2))
 
@@ -408,7 +411,8 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> DataFrame:
 
 
 def _draw_losses(ax: Axes, log_losses: Series, table: DataFrame) -> DataFrame:
-    losses, points = 10**log_losses, []
+    losses = 10**log_losses
+    points = []
     for rank, (optimiser, words) in enumerate(_OPTIMISERS.items()):
         own = losses[losses.index.get_level_values("optimiser") == optimiser]
         shown = {}

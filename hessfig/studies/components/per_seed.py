@@ -13,7 +13,9 @@ from hessfig.record import FROBENIUS, LEFT_OUT
 from hessfig.terms import Part
 
 CENTRING, SCALE = "model.centring", "model.weight_scale"
-SOFTMAX, RESCALED, FROZEN = "softmax", "rescaled", "frozen"
+SOFTMAX = "softmax"
+RESCALED = "rescaled"
+FROZEN = "frozen"
 CENTRED = ("centred 0.9", "centred 1")
 _SGD, _WITH_MOMENTUM = "sgd", "sgd, momentum"
 _RUN = ["network", "optimiser"]

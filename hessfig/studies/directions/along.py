@@ -144,7 +144,8 @@ def along(objective: Objective, request: Request) -> Measured:
     `curvature_positive`: the share of these k with h_k > 0. Numbers of a vector 0 are
     NaN.
     """
-    named, rows = StateDirections(objective, request), list[Row]()
+    named = StateDirections(objective, request)
+    rows = list[Row]()
     for block, column in square_columns(objective, request):
         side = objective.layout.side(block.layer, block.col)
         slope = named.entries(named.gradient, block)
@@ -236,7 +237,9 @@ def _pieces(
 
     A parameter of a network of one's own may hold the weights of several layers.
     """
-    names, places, start = [], [], 0
+    names = []
+    places = []
+    start = 0
     for number, weight in enumerate(side):
         layers = layers_of_entries(objective, weight)
         for layer in layers.unique().tolist():
@@ -289,7 +292,8 @@ def _singular(
     if pair is None:
         return
     values, vectors = pair
-    name, places = "singular_direction", range(1, len(values) + 1)
+    name = "singular_direction"
+    places = range(1, len(values) + 1)
     for k, value in zip(places, values.tolist(), strict=True):
         yield state_row(f"{name}_value", request, value, block=block, index=k)
     at = torch.arange(1, len(values) + 1).double()
@@ -323,6 +327,7 @@ def _slope(x: Vector, y: Vector, counts: Bool[Tensor, " n"]) -> float:
     kept = counts & (y > 0)
     if int(kept.sum()) < _FEWEST:
         return math.nan
-    at, to = x[kept].log(), y[kept].log()
+    at = x[kept].log()
+    to = y[kept].log()
     at = at - at.mean()
     return float(at @ to / at.square().sum())

@@ -42,7 +42,8 @@ _OWN_Y = OWN_Y.replace(top=0.26, across=0.42, down=0.26)
 _APART = APART.replace(top=0.26, down=0.26, narrowest=None)
 _LEVELS, _ROOM = 12, 0.15
 # A range beyond this multiple of that between these quantiles has diverged.
-_INNER, _FAR = ((0.05, 0.95), 20)
+_INNER = (0.05, 0.95)
+_FAR = 20
 _RAYS = {
     "largest": "largest eigenvalue's vector",
     "smallest": "smallest eigenvalue's vector",
@@ -81,7 +82,8 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
     points. The index is the number of negative eigenvalues of H: a minimum has none.
     Requires: a sweep of the quantity critical_points.
     """
-    run, points = source.run, _searches(source.table)
+    run = source.run
+    points = _searches(source.table)
     tolerance = (run.config.get("directions") or {}).get("tolerance", math.nan)
     lost = int((points["status"] != "ok").sum())
     note = (

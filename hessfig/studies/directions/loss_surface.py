@@ -130,7 +130,9 @@ class LossPoint:
         return flat[self.places.to(flat.device)].double().cpu()
 
 
-FIRST, LAST, _PER_OCTAVE = 1e-4, 1e2, 4
+FIRST = 1e-4
+LAST = 1e2
+_PER_OCTAVE = 4
 _HALVINGS = 6
 
 
@@ -175,7 +177,10 @@ class ExpansionRule:
         Distances increase from FIRST by factors of 2^(1/4); the bracket is then
         halved six times.
         """
-        start, largest, change, low = loss(0.0), 0.0, 0.0, 0.0
+        start = loss(0.0)
+        largest = 0.0
+        change = 0.0
+        low = 0.0
 
         def is_off(t: float) -> bool:
             nonlocal change

@@ -47,7 +47,8 @@ def slices(objective: Objective, request: Request) -> Measured:
     (NaN: nowhere).
     """
     surface = Surface(objective, request.model, request.estimator.products)
-    axes, settings = _Axes(surface, request), request.at.config.directions
+    axes = _Axes(surface, request)
+    settings = request.at.config.directions
     lines = {
         ray: _Line(axes, ray)
         for ray in dict.fromkeys([*settings.along, *settings.plane])
@@ -206,7 +207,8 @@ class _Plane:
     def __init__(self, axes: _Axes, lines: Sequence[_Line]) -> None:
         first, second = (line.unit for line in lines)
         rest = second - (second @ first) * first
-        self.axes, self.reaches = axes, [line.reach for line in lines]
+        self.axes = axes
+        self.reaches = [line.reach for line in lines]
         self.basis = torch.stack([first, rest / rest.norm()], dim=1)
         self.gradient = self.basis.T @ axes.here.gradient
         self.hessian = self.basis.T @ torch.stack(

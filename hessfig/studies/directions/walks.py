@@ -66,7 +66,8 @@ def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]
     start = surface.at(surface.start)
     course = defaultdict[str, list[float]](list)
     sizes = list[float]()
-    w, away = surface.start, torch.zeros_like(surface.start)
+    w = surface.start
+    away = torch.zeros_like(surface.start)
     for step in range(steps + 1):
         here = surface.at(w)
         bent = start.product(away)
@@ -80,7 +81,8 @@ def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]
         if step == steps:
             break
         move = -rate * here.gradient
-        size, ahead = float(move.norm()), surface.loss(w + move)
+        size = float(move.norm())
+        ahead = surface.loss(w + move)
         sizes.append(size)
         course["curvatures"].append(_over(float(move @ here.product(move)), size**2))
         course["line_curvatures"].append(

@@ -34,7 +34,9 @@ from hessfig.figures.parts import (
 )
 
 DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
-_SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
+_SIZE = "landscape_difference"
+_RMS = "landscape_rms"
+_NULL = "landscape_null"
 _ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
 _SINGLE = ("prediction_correlation", "prediction_slope")
 _DIFFERENCE = "$|L_{k+1} - L_k|$"
@@ -65,7 +67,8 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     of losses' changes on their prediction. At w* there is no direction, and one panel.
     Requires: a sweep of the quantity landscape_difference along `index`.
     """
-    run, axis = source.run, Axis("index")
+    run = source.run
+    axis = Axis("index")
     table = along(run.table, axis)
     check_places(table[table["quantity"] == _SIZE], axis)
     rest = table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE))

@@ -48,14 +48,16 @@ def landscape_difference(objective: Objective, request: Request) -> Measured:
     + d^2 u.H_i u / 2 at w*; `prediction_correlation` (of ranks) and `prediction_slope`:
     of l_i(w) - l_i(w*) on its prediction.
     """
-    samples, settings = samples_of(objective, request), request.at.config.landscape
+    samples = samples_of(objective, request)
+    settings = request.at.config.landscape
     at = places(settings.first, samples.count - 1, settings.points)
     orders = orders_of(request, samples.count)
     if settings.distance is None:
         losses = samples.losses()
         rows = _all_rows(request, losses, orders, at, float(losses.max()), 0.0)
         return Measured(rows, _kept(losses=losses))
-    direction, distance = direction_of(samples, request), settings.distance
+    direction = direction_of(samples, request)
+    distance = settings.distance
     expanded = samples.along(direction)
     losses = samples.losses(samples.moved(direction, distance))
     change = distance * expanded.slopes + distance**2 / 2 * expanded.curvatures
@@ -83,10 +85,12 @@ def landscape_integrals(objective: Objective, request: Request) -> Measured:
     standard errors over the points. `delta_2_null` is the mean over w of the squared
     null (see null_difference).
     """
-    samples, settings = samples_of(objective, request), request.at.config.landscape
+    samples = samples_of(objective, request)
+    settings = request.at.config.landscape
     at = places(settings.first, samples.count - 1, settings.points)
     orders = orders_of(request, samples.count)
-    generator, losses = request.stream(0, POINTS), []
+    generator = request.stream(0, POINTS)
+    losses = []
     for _ in range(settings.draws):
         shift = samples.shaped(
             torch.randn(samples.dim, dtype=torch.float64, generator=generator)
@@ -118,11 +122,13 @@ def stationarity(objective: Objective, request: Request) -> Measured:
     (expected_gradient). sd^2 is the summed variance of the gradient's entries over
     samples.
     """
-    samples, settings = samples_of(objective, request), request.at.config.landscape
+    samples = samples_of(objective, request)
+    settings = request.at.config.landscape
     at = places(settings.first, samples.count, settings.points)
     orders = orders_of(request, samples.count)
     lengths = np.stack([_lengths(samples, order, at) for order in orders])
-    squares, mean = samples.gradient_lengths(), float(lengths[0, -1])
+    squares = samples.gradient_lengths()
+    mean = float(lengths[0, -1])
     spread = max(float(squares.sum()) - samples.count * mean**2, 0.0) / (
         samples.count - 1
     )

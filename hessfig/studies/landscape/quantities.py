@@ -50,7 +50,8 @@ def check_samples(config: Config, layout: Layout) -> None:
 def check_subspace(config: Config, layout: Layout) -> None:
     """Raise UserError like check_samples, and for more directions than the network has weights."""
     check_samples(config, layout)
-    size, asked = layout.size(0, Group.all.value), config.landscape.dimensions
+    size = layout.size(0, Group.all.value)
+    asked = config.landscape.dimensions
     if not asked or max(asked) > size:
         raise UserError(
             "landscape.dimensions: the network has not so many directions",

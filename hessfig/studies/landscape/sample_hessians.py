@@ -41,7 +41,8 @@ def hessian_distance(objective: Objective, request: Request) -> Measured:
     `subset_condition_number`; otherwise they are estimates from the same test vectors
     at every k, with standard errors.
     """
-    settings, samples = request.at.config.landscape, samples_of(objective, request)
+    settings = request.at.config.landscape
+    samples = samples_of(objective, request)
     objective, number = samples.problem, samples.count
     at = places(settings.first, number, settings.points)
     rows: list[Row] = []
@@ -70,7 +71,8 @@ def _sums(
     layer, col, blocks = place
     vectors: Tensor | None = None
     total: dict[Key, Tensor] = {}
-    sums, start = [], 0
+    sums = []
+    start = 0
     for k in map(int, at):
         for piece, size in _pieces(objective, start, k):
             column = Engines(piece, request.model, request.estimator.products).column(
@@ -112,7 +114,8 @@ def _vectors(request: Request, layer: int, col: str, dim: int) -> Tensor:
 def _rows(
     request: Request, of: tuple[Block, Part], at: Places, sums: list[Tensor]
 ) -> list[Row]:
-    whole, last = sums[-1] / int(at[-1]), int(at[-1])
+    whole = sums[-1] / int(at[-1])
+    last = int(at[-1])
     spread = _spread(sums, at, whole, request)
     rows = []
     for k, total in zip(map(int, at), sums, strict=True):

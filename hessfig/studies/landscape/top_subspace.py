@@ -45,10 +45,12 @@ def landscape_subspace(objective: Objective, request: Request) -> Measured:
     to it, both of expansions. Points are landscape.draws pairs z, -z, over which the
     errors are. What rests on eigenvectors that have not converged is `not_converged`.
     """
-    samples, settings = samples_of(objective, request), request.at.config.landscape
+    samples = samples_of(objective, request)
+    settings = request.at.config.landscape
     extremes = _top(samples.problem, samples.count, request)
     drawn = request.stream(0, POINTS)
-    top, most = extremes.vectors.double().cpu(), extremes.vectors.shape[1]
+    top = extremes.vectors.double().cpu()
+    most = extremes.vectors.shape[1]
     points = torch.randn(
         samples.dim, settings.draws, dtype=torch.float64, generator=drawn
     )
@@ -126,7 +128,8 @@ class Expansion:
         By sample a^2 + a s^2 tr B + s^2 |c|^2 + s^4 (2 tr B^2 + (tr B)^2) / 4 (arXiv
         2604.14870, equation 15).
         """
-        trace, square = self.curvatures.diagonal(dim1=1, dim2=2).sum(dim=1), spread**2
+        trace = self.curvatures.diagonal(dim1=1, dim2=2).sum(dim=1)
+        square = spread**2
         linear = self.losses * trace + self.slopes.square().sum(dim=1)
         bent = 2 * self.curvatures.square().sum(dim=(1, 2)) + trace.square()
         variances = self.losses.square() + square * linear + square**2 / 4 * bent

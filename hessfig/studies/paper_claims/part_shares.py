@@ -179,7 +179,8 @@ def _draw_shares(
     ax.axhline(0.5, **DOTTED)
     if shares.empty or (shares["mean"] == 0).all():
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
-        places, variants = [], []
+        places = []
+        variants = []
     if numbers:
         lines = _by_place(
             shares, block.axis, places, dict(zip(variants, numbers, strict=False))

@@ -88,7 +88,8 @@ def surgery(
         new = count - (len(weights) - len(remaining))
         if new:
             ranks = obs(current[remaining], inverse).argsort(stable=True)
-            gone, left = ranks[:new], ranks[new:].sort().values
+            gone = ranks[:new]
+            left = ranks[new:].sort().values
             gains = torch.linalg.solve(
                 inverse[gone[:, None], gone], inverse[gone[:, None], left]
             )
@@ -113,7 +114,9 @@ class RowGrids:
     """
 
     def __init__(self, matrices: Sequence[Float[Tensor, "_ _"]], bits: int) -> None:
-        scales, zeros, self._most = [], [], 2**bits - 1
+        scales = []
+        zeros = []
+        self._most = 2**bits - 1
         for matrix in matrices:
             low = matrix.min(dim=1).values.clamp(max=0)
             high = matrix.max(dim=1).values.clamp(min=0)
@@ -137,7 +140,8 @@ def gptq(weights: Vector, inverse: Matrix, rounded: Rounding) -> Vector:
     X X^T for each row). The order is that of the vector: for a matrix A that does not
     couple rows, column after column within each row, as there.
     """
-    is_finite, left = bool(inverse.isfinite().all()), weights.clone()
+    is_finite = bool(inverse.isfinite().all())
+    left = weights.clone()
     upper = torch.linalg.cholesky(inverse, upper=True) if is_finite else inverse
     for place in range(len(weights)):
         level = rounded(left[place], place)

@@ -34,7 +34,8 @@ from hessfig.terms import Approximation, Block, Matrix, Part
 from hessfig.weights import Weight
 
 # Limits of a batch of points at which the loss is evaluated: number, memory.
-AT_ONCE, BYTES = (64, 2**28)
+AT_ONCE = 64
+BYTES = 2**28
 
 
 class PerturbedBlock:
@@ -47,7 +48,9 @@ class PerturbedBlock:
     def __init__(
         self, objective: Objective, request: Request, block: Block, column: Column
     ) -> None:
-        self.problem, self.block, self._column = objective, block, column
+        self.problem = objective
+        self.block = block
+        self._column = column
         self.side = objective.layout.side(block.layer, str(block.col))
         self._samples = SampleGradients(objective, request.stream(0, "labels"))
         self._suffix = objective.suffix(self.side)
@@ -313,7 +316,8 @@ class _Pruned:
         return self.subject.rises(zeroed_each(groups, self._weights))
 
     def _all(self, generator: Generator) -> Iterator[tuple[str, _Saliency]]:
-        weights, matrices = self._weights, self.subject.surrogates(PRUNED_BY)
+        weights = self._weights
+        matrices = self.subject.surrogates(PRUNED_BY)
         curved = brain_surgeon.obd(weights, matrices[Surrogate.hessian].diagonal())
         yield (
             "random",
@@ -376,7 +380,8 @@ def zeroed_each(groups: Groups, weights: Vector) -> Float[Tensor, "k dim"]:
 
 def correlated(one: Vector, other: Vector) -> Estimate:
     """Return Spearman's rank correlation with its standard error, converted from that of Fisher's z."""
-    correlation, count = spearman(one, other), len(one)
+    correlation = spearman(one, other)
+    count = len(one)
     error = (1 - correlation**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
     return Estimate(correlation, error, 0, EXACT)
 
@@ -445,7 +450,8 @@ def rounding(objective: Objective, request: Request) -> Measured:
     delta + delta^T H delta / 2. NAME_rank_correlation: Spearman's over the blocks of
     single weights, with the rise; none of fewer than four.
     """
-    rows, values_of = list[Row](), dict[tuple[str, int], dict[str, float]]()
+    rows = list[Row]()
+    values_of = dict[tuple[str, int], dict[str, float]]()
     for subject in _rounded("rounding", objective, request):
         for (name, bits), value in _predicted(subject, request).items():
             rows.append(
@@ -480,7 +486,8 @@ def _predicted(
     for bits in request.at.config.compression.bits:
         step = subject.grids(bits)(weights[places]) - weights[places]
         moved = _placed(weights, places, (weights[places] + step)[None])
-        mean, bent = float(step.square().mean()), float(step @ hessian @ step) / 2
+        mean = float(step.square().mean())
+        bent = float(step @ hessian @ step) / 2
         values = {
             RISE: float(subject.rises(moved)),
             "hawq_prediction": float(hessian.trace()) * mean,
@@ -509,7 +516,8 @@ def _rounded(
 
 
 def _of_block(subject: PerturbedBlock, request: Request) -> Iterator[Row]:
-    weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
+    weights = subject.weights.double().cpu()
+    bits = request.at.config.compression.bits
     places = subject.places
     square = (places[:, None], places)
     damping = request.at.config.compression.damping

@@ -66,7 +66,9 @@ _CORRELATIONS = (
 _LINES = ("o", "s", "^", "D", "v", "P", "X")  # markers of curves
 _STYLE = APART.replace(across=0.4, bottom=0.4, narrowest=None)
 # Height of a saliency in inches, blocks per line, gap between marks.
-_LINE, _ACROSS, _APART = (0.14, 4, 0.22)
+_LINE = 0.14
+_ACROSS = 4
+_APART = 0.22
 
 
 def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -125,7 +127,8 @@ def _draw_pruned(
     suffix: str,
 ) -> Page:
     """Draw a panel per network of one number of the saliencies: the `loss`, or the `correlation`."""
-    networks, is_loss = networks_of(rows), number == "loss"
+    networks = networks_of(rows)
+    is_loss = number == "loss"
     marks = [[f"{network}:{number}" for network in panel_names(networks)]]
     if is_loss:
         style = _STYLE.replace(top=0.5, height=2.0)

@@ -49,10 +49,12 @@ def influence(objective: Objective, request: Request) -> Measured:
     0. The damping, the same for all, is compression.damping times the mean of this
     diagonal. `influence_spread`: the root mean square of the true changes.
     """
-    config, count = request.at.config, len(objective.batch.inputs)
+    config = request.at.config
+    count = len(objective.batch.inputs)
     unseen = unseen_batch(config.task, config.training.evaluation_size, config.dtype)
     tests = replace(objective, batch=unseen.to(objective.batch.inputs.device), more=())
-    left_out, before = _subsets(request, count), _losses(objective.network, tests)
+    left_out = _subsets(request, count)
+    before = _losses(objective.network, tests)
     with one_thread():
         networks = (retrained(request, _others(subset, count)) for subset in left_out)
         ends = [
@@ -63,7 +65,8 @@ def influence(objective: Objective, request: Request) -> Measured:
     rows = [state_row("influence_spread", request, float(true.square().mean().sqrt()))]
     for block, column in square_columns(objective, request):
         subject = PerturbedBlock(objective, request, block, column)
-        each, seen = _gradients(subject, objective), _gradients(subject, tests)
+        each = _gradients(subject, objective)
+        seen = _gradients(subject, tests)
         removed = torch.stack(
             [each[subset].sum(dim=0) / (count - len(subset)) for subset in left_out],
             dim=1,
@@ -121,7 +124,8 @@ def _matrices(
 
 
 def _subsets(request: Request, count: int) -> list[Int[Tensor, " k"]]:
-    settings, drawn = request.at.config.approximation, request.stream(0, SUBSETS)
+    settings = request.at.config.approximation
+    drawn = request.stream(0, SUBSETS)
     size = max(1, math.floor(settings.left_out * count))
     return [
         torch.randperm(count, generator=drawn)[:size] for _ in range(settings.subsets)
@@ -141,7 +145,8 @@ def retrained(request: Request, kept: Int[Tensor, " m"]) -> nn.Module:
         replace(at.config, dtype=DType.float64), sigma=at.sigma, seed=at.seed
     )
     whole = training_batch(at.config, seed=at.seed, step=1)
-    part, trial = whole.samples(kept), Trial(start, at.config.training)
+    part = whole.samples(kept)
+    trial = Trial(start, at.config.training)
     for step in range(1, (at.step or 0) + 1):
         trial.step(step, part, seed=at.seed)
     return trial.network

@@ -135,7 +135,8 @@ def side_by_side(
     sigma. Raises UserError for a sweep that was not run, and if neither spectra nor
     densities of `wanted` blocks are stored.
     """
-    folder, measured = source.folder, source.table["quantity"].unique()
+    folder = source.folder
+    measured = source.table["quantity"].unique()
     every: list[Spectrum | Density] = []
     if has_spectra(folder):
         every.extend(read_spectra(folder, wanted))

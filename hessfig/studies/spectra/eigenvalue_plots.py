@@ -229,7 +229,9 @@ def _set_density_scale(ax: Axes, peak: float, panel: Panel) -> None:
 
 _COLUMNS, _ROWS = 4, 10  # of panels on a page
 _FLOOR = 1e-6
-_SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
+_SORTED = "sorted"
+_DENSITY = "density"
+_CUMULATIVE = "cumulative"
 _LABELS = {
     _SORTED: "eigenvalue",
     _DENSITY: "density",
@@ -323,7 +325,8 @@ class _Asked:
 
 def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
     """Return the kernel of the options `width` and `variance`."""
-    variance, width = spec.number("variance"), spec.number("width")
+    variance = spec.number("variance")
+    width = spec.number("width")
     if variance is None and width is None:
         return default or Kernel()
     return Kernel(width or Kernel.width, variance)
@@ -338,7 +341,8 @@ def _page(
     suffix: str,
 ) -> Page:
     """Draw a page of one kind of panel: one row per block, one column per network and step."""
-    first, several = columns[0].of, len(blocks) > 1 or blocks[0] != (0, "all")
+    first = columns[0].of
+    several = len(blocks) > 1 or blocks[0] != (0, "all")
     names = []
     for layer, name in blocks:
         row = f"{name}{layer or ''}:{kind}"

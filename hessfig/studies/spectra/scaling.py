@@ -96,7 +96,8 @@ def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
         note = words + labels.made_words(page, axis)
         style = BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
         sheet = Sheet.grid(spec.paper, names, note, style)
-        numbers, drawn = counted(page), []
+        numbers = counted(page)
+        drawn = []
         for ax in sheet.axes:
             set_decades(ax, "y")
         for row, column, ax in sheet:
@@ -184,7 +185,8 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     `spectrum` (option `block`: all by default; of a group that layers have, one page
     per layer).
     """
-    axis, block = source.run.axis, str(spec.options.get("block", "all"))
+    axis = source.run.axis
+    block = str(spec.options.get("block", "all"))
     table = where(along(source.table, axis), row=block, col=block)
     _check_stretch(table, block)
     table = table[
@@ -210,7 +212,8 @@ def outstanding(table: DataFrame) -> DataFrame:
 
 def _draw_stretch(page: DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     rows = counted(page)
-    networks, floor = networks_of(rows), _floor(rows)
+    networks = networks_of(rows)
+    floor = _floor(rows)
     first = f"{axis.symbol} = {rows[X].min():g}"
     spread = labels.spread_words(rows["seed"].nunique())
     about = labels.part_words(page["part"].iloc[0])

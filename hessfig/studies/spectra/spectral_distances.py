@@ -238,7 +238,8 @@ def on_common_grid(
     if not spectra:
         return []
     every = np.concatenate([x for x, _ in spectra])
-    low, high = every.min(), every.max()
+    low = every.min()
+    high = every.max()
     deviation = kernel.deviation(float(low), float(high))
     low, high = low - _REACH * deviation, high + _REACH * deviation
     cells = min(_MOST_CELLS, math.ceil((high - low) / deviation * _CELLS))
@@ -294,7 +295,8 @@ def pair_distances(
         # As text, nan equals nan.
         key = repr([getattr(block.place, name) for name in NETWORK])
         networks.setdefault(key, []).append(block)
-    pairs, means = [], []
+    pairs = []
+    means = []
     for members in networks.values():
         network = {name: getattr(members[0].place, name) for name in NETWORK}
         matrix = distances(members, kernel)

@@ -98,7 +98,8 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     predicted decreases (option `reference`: a rule).
     """
     table = source.table
-    result, reference = race(table), str(spec.options.get("reference", ""))
+    result = race(table)
+    reference = str(spec.options.get("reference", ""))
     rules = list(dict.fromkeys(result.losses["rule"]))
     results = {
         along: _results_of(where(result.tuned, budget=along), rules, reference)
@@ -139,9 +140,13 @@ def _draw_ratios(
     ax: Axes, results: list[DataFrame], rules: list[str], reference: str
 ) -> None:
     """Draw a row of dots per rule: its loss over that of the reference (or its loss) with an interval per budget."""
-    name, low, high = "mean", "low", "high"
+    name = "mean"
+    low = "low"
+    high = "high"
     if reference:
-        name, low, high = "ratio", "ratio_low", "ratio_high"
+        name = "ratio"
+        low = "ratio_low"
+        high = "ratio_high"
     set_decades(ax, "x")
     for rows, (_, face) in zip(results, _BUDGETS.values(), strict=True):
         shift = 0.16 if face is None else -0.16
@@ -186,7 +191,8 @@ def _name_rules(
     sheet: Sheet, ends: dict[str, float], order: list[str], rules: list[str]
 ) -> None:
     """Write the names of the rules next to the rows of dots, with a line to each from the end of its curve."""
-    curves, dots = sheet.panels.get((0, 0)), sheet.panels.get((0, 1))
+    curves = sheet.panels.get((0, 0))
+    dots = sheet.panels.get((0, 1))
     if dots is not None:
         dots.set_yticks(range(len(order)), list(map(_named, order)))
         dots.tick_params(axis="y", length=0)
