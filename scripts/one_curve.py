@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-DIGITS, BATCH, D, SEEDS = 2, 16, 8, 5
+DIGITS = 2
+BATCH = 16
+D = 8
+SEEDS = 5
 SIGMAS = [10 ** (-2 + i / 4) for i in range(9)]  # 0.01 to 1
 # Positions whose next token is a digit of the answer.
 SCORED = slice(2 * DIGITS + 1, 3 * DIGITS + 2)
@@ -42,7 +45,8 @@ def logits(W_V: Tensor, tokens: Tensor, w: dict[str, Tensor]) -> Tensor:
 def outer_norm(sigma: float, seed: int) -> float:
     """Return ||H_o(W_V, W_V)||_F of one network."""
     generator = torch.Generator().manual_seed(seed)
-    tokens, length = sums(generator), 3 * DIGITS + 3
+    tokens = sums(generator)
+    length = 3 * DIGITS + 3
     shapes = {
         "Q": (D, D),
         "K": (D, D),

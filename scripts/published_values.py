@@ -107,7 +107,8 @@ class NumberType:
             raise RefusedPickle(
                 f"numpy.dtype({kind!r})" if isinstance(kind, str) else "a numpy.dtype"
             )
-        self._kind, self._order = kind, "="
+        self._kind = kind
+        self._order = "="
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         if state[1] not in ("<", ">", "=", "|"):
@@ -238,7 +239,8 @@ class NumbersUnpickler(pickle._Unpickler):
 
     def set_item(self) -> None:
         """Put a key and a value into the dictionary on top of the stack."""
-        value, key = self.stack.pop(), self.stack.pop()
+        value = self.stack.pop()
+        key = self.stack.pop()
         self._update([key, value])
 
     def set_items(self) -> None:

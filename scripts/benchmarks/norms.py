@@ -200,8 +200,10 @@ def _as_published(objective: Objective) -> Any:
 def _operators(objective: Objective, layer: int, matrix: Matrix) -> dict[Part, Any]:
     from curvlinops import GGNLinearOperator, HessianLinearOperator
 
-    whole, batch = _as_published(objective), objective.batch
-    weights, data = [objective.weight(layer, matrix)], [(batch.inputs, batch.targets)]
+    whole = _as_published(objective)
+    batch = objective.batch
+    weights = [objective.weight(layer, matrix)]
+    data = [(batch.inputs, batch.targets)]
     settings = {"check_deterministic": False, "num_data": len(batch.inputs)}
     h = HessianLinearOperator(whole, objective.loss, weights, data, **settings)
     h_o = GGNLinearOperator(whole, objective.loss, weights, data, **settings)

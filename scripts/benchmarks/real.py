@@ -112,7 +112,8 @@ def main(words: Sequence[str] | None = None) -> None:
             )
         )
         return
-    rows, end = chosen(options.device, options.rows), time.monotonic() + options.seconds
+    rows = chosen(options.device, options.rows)
+    end = time.monotonic() + options.seconds
     report = {
         **runner.heading(options, ("device", "seconds", "quick")),
         **_software(options.device),

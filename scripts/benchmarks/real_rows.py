@@ -106,7 +106,8 @@ def product(
     network, tokens = real_networks.language_model(
         place.shape(shape), place.device, attention
     )
-    whole, late = {"input_ids": tokens, "labels": tokens}, block == "late"
+    whole = {"input_ids": tokens, "labels": tokens}
+    late = block == "late"
     gradient = partial(_gradient, network, whole)
     count = sum(parameter.numel() for parameter in network.parameters())
     _, of_gradient = place.once(gradient)
@@ -157,7 +158,8 @@ def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
     estimated = _estimated(_problem(network, tokens[:4], 1), place.device, 4)
     # Of one batch, however many.
     problem = replace(_problem(network, tokens, batches), memory=_text(estimated))
-    vector, start = _vector(network), place.held()
+    vector = _vector(network)
+    start = place.held()
     operator, built = place.once(
         lambda: problem.operator("all", dtype="float32", device=place.device)
     )
@@ -189,7 +191,8 @@ def largest_eigenvalue(place: Place, batches: int = 16) -> Run:
     network, tokens = real_networks.language_model(
         replace(shape, sequences=4 * batches), place.device
     )
-    problem, vector = _problem(network, tokens, batches), _vector(network)
+    problem = _problem(network, tokens, batches)
+    vector = _vector(network)
     known: Run = {"parameters": len(vector), "tokens": tokens.numel()}
     # On a card a product takes seconds, and has a row of its own.
     if place.device == "cpu":

@@ -191,7 +191,8 @@ def timed(
     run: Callable[[], Result], device: str = "cpu"
 ) -> tuple[Result, dict[str, float]]:
     """Return what `run` returns, and its seconds: by the clock, and this process's own."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     result = run()
     synchronised(device)
     return result, {

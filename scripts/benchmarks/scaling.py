@@ -35,7 +35,9 @@ from hessfig.models.exact.support import Level, exactness
 from hessfig.record import FROBENIUS
 from hessfig.sweep.plan import Cell
 
-WHOLE, TOP, EXACT = "hutchinson", "hutchinson, top layer", "exact"
+WHOLE = "hutchinson"
+TOP = "hutchinson, top layer"
+EXACT = "exact"
 HEADS = ("axis", "engine", "clock", "from", "to", "exponent", "standard error")
 
 
@@ -50,7 +52,8 @@ class Setting:
     num_probes: int = 20
 
 
-PAPER, TOY = Setting(), Setting(d_model=8, digits=2, batch_size=4, num_probes=4)
+PAPER = Setting()
+TOY = Setting(d_model=8, digits=2, batch_size=4, num_probes=4)
 AXES: dict[str, tuple[int, ...]] = {
     "d_model": (32, 64, 128, 256),
     "n_layers": (1, 2, 3, 4, 5),
@@ -180,7 +183,8 @@ def plan(
     base: Setting, axes: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[Point], list[dict[str, Any]]]:
     """Return the points of every axis, and what is not measured there with the reason."""
-    points, skipped = [], []
+    points = []
+    skipped = []
     for axis, value in (
         (axis, value) for axis, values in axes.items() for value in values
     ):
@@ -223,7 +227,8 @@ def _expensive_layers(setting: Setting, *, only_probes_vary: bool) -> dict[int, 
     if only_probes_vary:
         return {1: "exact norms take no probes: one point serves the whole axis"}
     variant = _cell(Job(Method.exact, setting, ())).variant
-    config, reasons = variant.config, dict[int, list[str]]()
+    config = variant.config
+    reasons = dict[int, list[str]]()
     for block in variant.blocks:
         found = {part: exactness(config.model, block, part) for part in config.parts}
         expensive = [

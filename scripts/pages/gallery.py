@@ -395,7 +395,8 @@ def _others() -> list[str]:
 
 def cost(folder: Path) -> tuple[str, str]:
     """Return the numbers of networks and seeds of a sweep, and its wall time, from its manifest and table."""
-    run, manifest = read_run(folder), json.loads((folder / MANIFEST).read_text())
+    run = read_run(folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
     networks = run.table.groupby(
         ["variant", "num_layers", "sigma", "seed", "step"], dropna=False
     ).ngroups

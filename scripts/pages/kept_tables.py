@@ -154,7 +154,8 @@ def _packed_texts(folder: Path) -> dict[str, bytes]:
 
 def _left_out(sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the files, with their sizes, that do not fit into LARGEST bytes with those before them."""
-    left_out, room = {}, LARGEST
+    left_out = {}
+    room = LARGEST
     for name, size in sizes.items():
         if size > room:
             left_out[name] = size

@@ -285,7 +285,8 @@ class Graphs:
     """Several graphs in one batch, which moves by itself, and knows its own parent."""
 
     def __init__(self, *counts):
-        self.graphs, self.me = [Graph(count) for count in counts], self
+        self.graphs = [Graph(count) for count in counts]
+        self.me = self
 
     def to(self, *args):
         raise AssertionError("hessfig moves the tensors")

@@ -22,7 +22,8 @@ class Then(nn.Module):
 
     def __init__(self, then, **held):
         super().__init__()
-        self.linear, self.then = nn.Linear(3, 2), then
+        self.linear = nn.Linear(3, 2)
+        self.then = then
         for name, one in held.items():
             setattr(self, name, one)
 

@@ -161,7 +161,8 @@ class Noisy(nn.Module):
     def __init__(self, *, is_seeded=False):
         super().__init__()
         torch.manual_seed(0)
-        self.map, self.is_seeded = nn.Linear(4, 2), is_seeded
+        self.map = nn.Linear(4, 2)
+        self.is_seeded = is_seeded
 
     def forward(self, x, noise=None):
         generator = torch.Generator().manual_seed(0) if self.is_seeded else None

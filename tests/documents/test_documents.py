@@ -284,7 +284,8 @@ def _check_choices(word):
 
 
 def test_exceptions_are_still_needed():
-    said, words = [], []
+    said = []
+    words = []
     for page in PAGES:
         said += pages.commands(text_of(page))
         words += pages.settings_named(text_of(page))
@@ -337,7 +338,8 @@ def test_broken_links_are_found():
 
 
 def test_every_page_and_picture_can_be_reached_from_the_readme():
-    reached, waiting = {ROOT / "README.md"}, [ROOT / "README.md"]
+    reached = {ROOT / "README.md"}
+    waiting = [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()
         for link in pages.links(page.read_text("utf-8")):
@@ -434,7 +436,8 @@ def test_the_readmes_python_prints_its_table(tmp_path):
     (tmp_path / "mine.py").write_text(code)
     printed = runs.script("mine.py", folder=tmp_path)
     assert _shapes(printed.splitlines()) == _shapes(shown.splitlines())
-    found, told = re.findall(r"\d\.\d{6}", printed), re.findall(r"\d\.\d{6}", shown)
+    found = re.findall(r"\d\.\d{6}", printed)
+    told = re.findall(r"\d\.\d{6}", shown)
     assert [*map(float, found)] == pytest.approx([*map(float, told)], abs=1.5e-6)
 
 

@@ -119,7 +119,8 @@ def test_every_sentence_on_what_is_seen_belongs_to_a_page(modules):
 
 
 def test_kept_tables_are_small_and_those_of_the_manifest(modules):
-    recorded, most = {}, modules["kept_tables"].LARGEST
+    recorded = {}
+    most = modules["kept_tables"].LARGEST
     for table in RECORDS["tables"].values():
         recorded |= table["kept"]
         assert sum(table["kept"].values()) <= most
@@ -203,7 +204,8 @@ def test_pictures_are_what_the_kept_tables_draw(name, modules, tmp_path):
 def apart(before, now):
     """Return the share of the pixels of two pictures that differ visibly."""
     assert before.size == now.size
-    one, other = np.array(before.convert("RGB"), int), np.array(now.convert("RGB"), int)
+    one = np.array(before.convert("RGB"), int)
+    other = np.array(now.convert("RGB"), int)
     return float((np.abs(one - other).max(axis=2) > _FAINT).mean())
 
 

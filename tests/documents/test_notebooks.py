@@ -41,7 +41,8 @@ def test_a_notebook_is_stored_with_what_its_cells_show(path):
     nbformat = pytest.importorskip(
         "nbformat", reason="nbformat is not installed (extra dev)"
     )
-    count, shown = 0, []
+    count = 0
+    shown = []
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code":
             count += 1

@@ -275,7 +275,8 @@ def test_panels_stand_as_many_inches_apart_as_the_style_says(style, width):
 def test_every_layout_says_how_to_read_it_and_what_it_requires():
     for name, layout in LAYOUTS.items():
         said = layout.pages.__doc__ or ""
-        assert "How to read it:" in said and "Requires:" in said
+        assert "How to read it:" in said
+        assert "Requires:" in said
         assert "state.step" not in said or STEPS in layout.requires, name
 
 

@@ -231,7 +231,8 @@ def test_products_of_a_curvature_matrix():
 
 def test_libraries_make_the_published_steps():
     """Shampoo's first step, SOAP's second (its first only fills the factors), and Muon's first."""
-    first, second = draws(3, 4, seed=1), draws(3, 4, seed=2)
+    first = draws(3, 4, seed=1)
+    second = draws(3, 4, seed=2)
     assert torch.allclose(
         moved(Optimiser.shampoo, [first]), shampoo(first), rtol=0, atol=1e-10
     )

@@ -288,7 +288,8 @@ class Stacked(nn.Module):
 
 def test_layers_of_a_network_of_ones_own_are_those_of_its_named_weights():
     torch.manual_seed(0)
-    network, inputs = Stacked().double(), torch.randn(6, 3).double()
+    network = Stacked().double()
+    inputs = torch.randn(6, 3).double()
     names = {
         "W@1": ("maps", 0),
         "W@2": ("maps", 1),

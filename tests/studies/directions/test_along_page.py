@@ -91,11 +91,11 @@ def _last_update(network, rules, batches):
 
 def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20():
     config = Config(dtype=DType.float64, blocks=["all"], quantities=["along"])
-    config.model.d_model, config.task.digits, config.task.batch_size = 8, 1, 4
-    config.directions.named, config.directions.rules = (
-        [NamedDirection.update],
-        [Optimiser.adamw],
-    )
+    config.model.d_model = 8
+    config.task.digits = 1
+    config.task.batch_size = 4
+    config.directions.named = [NamedDirection.update]
+    config.directions.rules = [Optimiser.adamw]
     problem = drawn(config, sigma=0.3, seed=0)
     at = At(config, sigma=0.3, seed=0)
     row = quantity("along")

@@ -35,7 +35,8 @@ class Scalars(nn.Module):
 
     def __init__(self, value, *at):
         super().__init__()
-        self.w, self.value = nn.Parameter(torch.tensor(at, dtype=torch.float64)), value
+        self.w = nn.Parameter(torch.tensor(at, dtype=torch.float64))
+        self.value = value
 
     def forward(self, x):
         return self.value(self.w) + 0 * x.sum(dim=1, keepdim=True)

@@ -129,7 +129,8 @@ def test_rules_step_by_the_dual_norm_times_the_steepest_direction(kind):
     nn.functional.cross_entropy(of.network(of.inputs), of.targets).backward()
     rule.update(1)
     decayed = [slope + 0.5 * one for slope, one in zip(slopes, before, strict=True)]
-    steps, size = [], 0.0
+    steps = []
+    size = 0.0
     for one in decayed:
         if kind == Optimiser.sign:
             steps.append(one.sign())

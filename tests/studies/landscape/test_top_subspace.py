@@ -71,7 +71,8 @@ def losses_at(of, flat):
 def dense(of):
     """Return the weights, and losses, gradients and Hessians of single samples, by torch alone."""
     start = flat(of.network.parameters()).detach()
-    slopes, bends = [], []
+    slopes = []
+    bends = []
     for sample in range(COUNT):
         at = start.clone().requires_grad_()
         slopes.append(torch.autograd.grad(losses_at(of, at)[sample], at)[0])

@@ -76,7 +76,8 @@ def test_curves_and_correlations_are_means_over_seeds(tmp_path):
     assert by_rule[0].get_color() == by_rule[1].get_color()
     assert [one.get_linestyle() for one in by_rule] == ["--", "-"]
 
-    marks, expected = set(), []
+    marks = set()
+    expected = []
     for line in correlations.lines:
         if line.get_marker() == "o":
             marks.add(float(line.get_xdata()[0]))

@@ -40,11 +40,9 @@ def config(folder, **settings):
     made = training_config(
         folder, step=[STEPS], steps=STEPS, evaluation_size=4, weight_decay=0.0, **chosen
     )
-    made.task.batch_size, made.training.dtype, made.blocks = (
-        COUNT,
-        DType.float64,
-        ["all"],
-    )
+    made.task.batch_size = COUNT
+    made.training.dtype = DType.float64
+    made.blocks = ["all"]
     made.approximation = ApproximationConfig(subsets=SUBSETS, left_out=0.4)
     made.quantities = ["influence"]
     return made
