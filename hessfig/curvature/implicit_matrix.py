@@ -132,7 +132,7 @@ class ImplicitMatrix(ABC):
         return self.T @ x
 
     def dense(self) -> Float[Tensor, "n m"]:
-        """Return the matrix as a tensor, A I: one product for each column. Raises UserError above MOST_BYTES."""
+        """Return the matrix as a tensor: its product with the identity. Raises UserError above MOST_BYTES."""
         rows, columns = self.shape
         size = rows * columns * self.dtype.itemsize
         if size > MOST_BYTES:

@@ -185,11 +185,13 @@ def few(sigmas: list[float]) -> list[float]:
 
 
 def _needed(rows: Rows, share: float) -> float:
-    """Return K = v / (share s^2) before rounding, from the numbers of several blocks at one sigma.
+    """Return the number of probes K at which their variance is `share` of that over seeds, before rounding.
 
-    With K_0 the probes of the pilots, v / K_0 is the mean of the squared relative errors. To
-    first order an error e of a norm x changes log x by e / x, so that the variance over
-    networks of the logarithm of a norm is s^2 + v / K_0. Infinite where s^2 is not above 0.
+    K = v / (share s^2) from the pilots' numbers of several blocks at one sigma, with v the
+    relative variance of one probe and s^2 the variance over networks of log norms. With K_0
+    the probes of the pilots, v / K_0 is the mean of the squared relative errors. To first
+    order an error e of a norm x changes log x by e / x, so that pilots' logarithms have the
+    variance s^2 + v / K_0. Infinite where s^2 is not above 0.
     """
     blocks: dict[_Place, list[Mapping[str, Any]]] = {}
     for row in rows:

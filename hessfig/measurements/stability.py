@@ -627,29 +627,32 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     [1.0, -1.0]
     """
     training = at.config.training
-    kept = _kept(at, gradient)
+    moments = _kept(at, gradient)
     if not training.optimiser.facts.moments:
         return dict(gradient)
+    # m of Adam, or the buffer of SGD.
+    first_moments = moments[0]
     steps = _steps(at, gradient)
     largest = _largest(at, gradient)
-    first, second = training.betas
+    beta1, beta2 = training.betas
     updates = {}
-    for name, slope in gradient.items():
+    for name, g in gradient.items():
         if name not in steps:
-            updates[name] = torch.zeros_like(slope)
+            updates[name] = torch.zeros_like(g)
             continue
         if not training.optimiser.facts.is_adaptive:
-            updates[name] = training.momentum * kept[0][name] + slope
+            u = training.momentum * first_moments[name] + g
             if isinstance(training, NesterovTraining):
-                updates[name] = slope + training.momentum * updates[name]
+                u = g + training.momentum * u
+            updates[name] = u
             continue
         t = steps[name] + 1
-        mean = first * kept[0][name] + (1 - first) * slope
-        square = second * kept[1][name] + (1 - second) * slope.square()
+        m = beta1 * first_moments[name] + (1 - beta1) * g
+        nu = beta2 * moments[1][name] + (1 - beta2) * g.square()
         if name in largest:
-            square = torch.maximum(square, largest[name])
-        unbiased = square / (1 - second**t)
-        updates[name] = mean / (1 - first**t) / (unbiased.sqrt() + training.eps)
+            nu = torch.maximum(nu, largest[name])
+        unbiased = nu / (1 - beta2**t)
+        updates[name] = m / (1 - beta1**t) / (unbiased.sqrt() + training.eps)
     return updates
 
 

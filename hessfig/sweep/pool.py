@@ -266,20 +266,21 @@ def peak_memory() -> int:
     How many pages of PyTorch's libraries count as held depends on the machine, and
     another worker adds none.
     """
+    kib = _status_in_kib()
+    if {"VmHWM", "RssFile"} <= kib.keys():
+        return 1024 * (kib["VmHWM"] - kib["RssFile"])
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
-        return most
-    return 1024 * most - _bytes_of_files()
+    return most if sys.platform == "darwin" else 1024 * most
 
 
-def _bytes_of_files() -> int:
-    """Return the bytes of files that this process holds in memory now; 0 where the system does not tell."""
+def _status_in_kib() -> dict[str, int]:
+    """Return the memory of this process by Linux's names, in KiB; empty where the system does not tell it."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
-        return 0
-    found = re.search(r"RssFile:\s+(\d+) kB", status)
-    return 1024 * int(found[1]) if found else 0
+        return {}
+    found = re.findall(r"(\w+):\s+(\d+) kB", status)
+    return {name: int(size) for name, size in found}
 
 
 def brief(error: Exception) -> str:

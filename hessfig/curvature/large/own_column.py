@@ -120,15 +120,16 @@ class _Call(NamedTuple):
 
 
 def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, Tensor]:
-    r"""Return the linear map whose outputs are those of the network for one batch, or None, and the outputs.
+    r"""Return the linear map whose outputs are those of the network for one batch, or None; and the outputs f.
 
-    Among all calls, that in whose memory the outputs lie. It is recomputed from its recorded
-    input x, and taken if
+    Among all calls of linear maps it is the one in whose memory the outputs lie, if it is the
+    only call of its map. Code that changed the outputs in place after the call would
+    compute another function of the weights. So the map is applied to its recorded input x
+    again, and taken if
 
     .. math:: |W x + b - f| \le t \, (|x| |W|_F + |f|)
 
-    with t = rounding.OUTPUTS and the outputs f: an in-place change in between would be
-    another function. The terms of W x + b may cancel, and bound its rounding.
+    with t = rounding.OUTPUTS. The bound is relative to the terms, which may cancel in f.
     """
     calls: list[_Call] = []
     with evaluating(network), _recorded(network, calls):
@@ -143,7 +144,6 @@ def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, 
     module, features, _ = of_last[0]
     mapped = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
     off = norm(mapped.view_as(outputs) - outputs)
-    # Terms of W x + b may cancel.
     terms = norm(features) * norm(module.weight.detach()) + norm(outputs)
     if off <= OUTPUTS.of(outputs.dtype) * terms:
         return module, outputs
