@@ -42,7 +42,9 @@ def compare_verb(arguments: Sequence[str]) -> int:
             "comparison",
         )
         print_plain(f"written: {given['rows']}")
-    return 1 if len(different) or comparison.lost else 0
+    if len(different) or comparison.lost:
+        return 1
+    return 0
 
 
 def _asked(arguments: Sequence[str]) -> tuple[Path, Path, dict[str, str]]:

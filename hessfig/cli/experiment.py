@@ -21,7 +21,9 @@ def run_verb(job: Job) -> int:
 
     launcher = launcher_of(job)
     done = launcher.run(Sweep(job.variants, job.asked), print_plain)
-    return 0 if done is None else report(done)
+    if done is None:
+        return 0
+    return report(done)
 
 
 def slice_verb(job: Job) -> int:
@@ -73,4 +75,6 @@ def report(summary: Summary) -> int:
         )
     if summary.collect:
         print_plain(f"collect, with all shards in one folder: {summary.collect}")
-    return 0 if summary.is_complete else 1
+    if summary.is_complete:
+        return 0
+    return 1

@@ -82,7 +82,9 @@ def candidates(line: Sequence[str]) -> list[str]:
 def _values(key: str, own: Path | None) -> Sequence[str]:
     if key in GROUPS:
         return names(key, own)
-    return settings()[key].choices if key in settings() else ()
+    if key in settings():
+        return settings()[key].choices
+    return ()
 
 
 def _own(words: Sequence[str]) -> Path | None:

@@ -70,7 +70,8 @@ def _take_environment() -> None:
 
 def _collect_rarely(words: list[str]) -> None:
     """Look for reference cycles less often in verbs that hold no tensors: that is a tenth of the time of `plot`."""
-    if not any(VERBS[word].makes_table for word in words[:1] if word in VERBS):
+    verb = VERBS.get(words[0]) if words else None
+    if verb is None or not verb.makes_table:
         gc.set_threshold(_OBJECTS)
 
 

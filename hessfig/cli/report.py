@@ -138,4 +138,6 @@ def _slopes(
     except UserError as error:
         problems.append(error)
         return None
-    return slopes if slopes["slope"].notna().any() else None
+    if slopes["slope"].notna().any():
+        return slopes
+    return None

@@ -69,18 +69,12 @@ def _study(job: Job) -> list[Path]:
         raise unknown_name(
             f"there is no study {name!r}", name, theory_studies(), otherwise, got=got
         )
-    for key in set(job.given) - {
-        "figure",
-        "style",
-        "output_dir",
-        *(f"figure.{key}" for key in OF_STUDIES),
-    }:
+    of_figure = [f"figure.{key}" for key in OF_STUDIES]
+    for key in set(job.given) - {"figure", "style", "output_dir", *of_figure}:
         raise UserError(
             f"the study {name} does not read {key}",
             got=f"{key}={job.given[key]}",
-            allowed=", ".join(
-                ["output_dir", "style", *(f"figure.{field}" for field in OF_STUDIES)]
-            ),
+            allowed=", ".join(["output_dir", "style", *of_figure]),
             remedy="leave it out: the figure is computed, not measured",
         )
     tables = import_module("hessfig.theory.studies")

@@ -81,7 +81,9 @@ class _Outlet(io.RawIOBase):
     def write(self, content: Any) -> int:
         """Write, or drop. Raises UserError, once, when the content is lost for another reason than a closed pipe."""
         try:
-            return os.write(self._descriptor, content) if self._open else len(content)
+            if self._open:
+                return os.write(self._descriptor, content)
+            return len(content)
         except BrokenPipeError:
             self._open = False
             return len(content)

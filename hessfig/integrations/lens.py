@@ -129,9 +129,8 @@ def residual_norms(problem: Problem) -> Tensor:
 def _scores(problem: Problem) -> Tensor:
     import torch
 
-    scores, patterns = (
-        _stacked(problem, f"attn.hook_{name}") for name in ("attn_scores", "pattern")
-    )
+    scores = _stacked(problem, "attn.hook_attn_scores")
+    patterns = _stacked(problem, "attn.hook_pattern")
     if not torch.equal(scores, patterns):
         return scores
     bridge, _ = _bridge_of(problem)

@@ -54,8 +54,6 @@ def for_hydra(word: str) -> str:
         return f"{key}=" + ",".join(f"'{name}'" for name in value.split(","))
     if value.startswith(("{", "[")):
         word = f"{word.partition('=')[0]}={_TEXT.sub(_as_key, value)}"
-    else:
-        word = word
     return f"++{word.lstrip('+')}" if key.startswith(open_settings()) else word
 
 

@@ -466,7 +466,10 @@ def _tangent(cost: Cost, s: Sizes, layer: int, weight: str, times: int) -> None:
             cost.product(1, queries + 2 * s.positions, s.width, s.inner, times=times)
             _mixing(cost, s, queries, 4 * times)
         if first == 1:
-            rows = s.positions if weight in (Matrix.W_K, Matrix.W_V) else queries
+            if weight in (Matrix.W_K, Matrix.W_V):
+                rows = s.positions
+            else:
+                rows = queries
             cost.product(1, rows, s.width, s.inner, times=times)
             _mixing(cost, s, queries, times * (1 if weight == Matrix.W_V else 2))
         if first <= 2:

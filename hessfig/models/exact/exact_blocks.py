@@ -81,7 +81,10 @@ class ExactEngine:
         for row in rows:
             others = [part for part in parts if part != Part.H_fT]
             with flush_denormals(self.given_dtype):
-                values = self._block(Block(layer, row, col), others) if others else {}
+                if others:
+                    values = self._block(Block(layer, row, col), others)
+                else:
+                    values = {}
                 if Part.H_fT in parts:
                     values[Part.H_fT] = self._at_scores(Block(layer, row, col))
             norms.update({(row, part): values[part] for part in parts})

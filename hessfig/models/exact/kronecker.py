@@ -226,7 +226,10 @@ def _product(term: Term, rows: slice, cols: slice) -> Tensor:
 def _summed(term: Term, group: Tensor) -> Tensor:
     """Return the sum of one term over the items of `group`: the items' rows are the rows of one product."""
     left, right = term
-    right = right[group] if len(right) > 1 else right.expand(len(group), -1, -1)
+    if len(right) > 1:
+        right = right[group]
+    else:
+        right = right.expand(len(group), -1, -1)
     if left is None:
         return right.sum(dim=0)
     left = left[group] if len(left) > 1 else left.expand(len(group), -1, -1)

@@ -69,7 +69,10 @@ def loss_rows(
         return gradient, (chances / len(chances)).sqrt()[:, :, None] * (
             identity - chances[:, None, :]
         )
-    scale = 2.0 if objective.loss.reduction == "sum" else 2.0 / outputs.numel()
+    if objective.loss.reduction == "sum":
+        scale = 2.0
+    else:
+        scale = 2.0 / outputs.numel()
     return gradient, scale**0.5 * identity[None]
 
 
@@ -368,9 +371,10 @@ class Tail:
             slopes[ScoredPlace.hidden] = slopes[ScoredPlace.active] * self.slope
             normed = normed + slopes[ScoredPlace.hidden] @ self.mlp.fc_in.weight
         entering = self.first.pull(normed[:, None])[:, 0]
-        slopes[ScoredPlace.attended] = (
-            entering if self.carries_normed else entering + output
-        )
+        if self.carries_normed:
+            slopes[ScoredPlace.attended] = entering
+        else:
+            slopes[ScoredPlace.attended] = entering + output
         return {**slopes, ScoredPlace.normed: normed}
 
     def curvature(

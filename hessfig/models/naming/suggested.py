@@ -161,9 +161,10 @@ class Places:
         self.roles = roles
         self.used = used
         config: Any = getattr(network, "config", None) or getattr(network, "cfg", None)
-        self.config = (
-            config.get_text_config() if hasattr(config, "get_text_config") else config
-        )
+        if hasattr(config, "get_text_config"):
+            self.config = config.get_text_config()
+        else:
+            self.config = config
         self.type = str(getattr(self.config, "model_type", ""))
         self.width = first(self.config, WIDTHS)
         parameters = real_parameters(network)
@@ -197,7 +198,10 @@ class Places:
             place = inside[:-1]
         else:
             place = [*inside[:-1], leaf.removesuffix("_bias" * is_bias)]
-        outputs = len(shape) - 1 if is_bias or type(owner).__name__ == "Conv1D" else 0
+        if is_bias or type(owner).__name__ == "Conv1D":
+            outputs = len(shape) - 1
+        else:
+            outputs = 0
         stack, layer = (
             (".".join(parts[: at - 1]), int(parts[at]) + 1) if at else ("", 0)
         )

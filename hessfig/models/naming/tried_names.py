@@ -124,7 +124,10 @@ class _Runs:
         for part in parts:
             put = puts.get(part.role, Put())
             block = usual[:, part.columns] * put.factor
-            usual[:, part.columns] = block[:1].expand_as(block) if put.same else block
+            if put.same:
+                usual[:, part.columns] = block[:1].expand_as(block)
+            else:
+                usual[:, part.columns] = block
             if put.other and not (self.once and use.number):
                 rows = torch.tensor(
                     range(len(output)) if put.rows is None else put.rows, device="cpu"

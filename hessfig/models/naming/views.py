@@ -86,7 +86,10 @@ def _parts(held: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
     entries = held.size // held.shape[view.axis] * size
     axes = view.axes
     indices = view.indices
-    groups = attention_groups(name) if held.is_of_attention else (Group.mlp.value,)
+    if held.is_of_attention:
+        groups = attention_groups(name)
+    else:
+        groups = (Group.mlp.value,)
     whole = Weight(
         name, held.path, entries // len(indices), held.layer, groups, axes=axes
     )
@@ -174,7 +177,10 @@ def _at(axis: int, cut: slice) -> Any:
 
 def own(held: Held) -> Weight:
     """Return a parameter under its own name: gains and shifts of norms, and parameters without a role."""
-    place = (held.where.partition(".")[2] or held.where) if held.layer else held.where
+    if held.layer:
+        place = held.where.partition(".")[2] or held.where
+    else:
+        place = held.where
     if held.is_of_norm:
         name = f"{place}_{'shift' if held.is_bias else 'gain'}"
         return Weight(

@@ -46,7 +46,9 @@ class Given:
 
         def chosen(one: Tensor) -> Tensor:
             axis = next(left)
-            return one.clone() if axis is None else one.index_select(axis, rows)
+            if axis is None:
+                return one.clone()
+            return one.index_select(axis, rows)
 
         return replace(self.mapped(chosen), size=len(rows))
 
@@ -57,13 +59,17 @@ class Given:
         rows = 1
         if isinstance(self.targets, Tensor) and self.targets.ndim:
             rows = len(self.targets) // self.size
-        return replace(few, targets=self.targets[: count * rows]) if rows > 1 else few
+        if rows > 1:
+            return replace(few, targets=self.targets[: count * rows])
+        return few
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
         """Return the batch with every tensor replaced by its image."""
 
         def image(thing: Any) -> Any:
-            return function(thing) if isinstance(thing, Tensor) else thing
+            if isinstance(thing, Tensor):
+                return function(thing)
+            return thing
 
         arguments = tuple(map(image, self.arguments))  # in the order of `tensors`
         words = {name: image(thing) for name, thing in self.words.items()}
@@ -252,7 +258,9 @@ class Rows(Shell):
         outputs = functional_call(
             run, {f"network.{name}": tensor for name, tensor in (at or {}).items()}, ()
         ).detach()
-        return outputs if outputs.ndim else outputs[None]
+        if outputs.ndim:
+            return outputs
+        return outputs[None]
 
     def train(self, mode: bool = True) -> Rows:
         """Set the mode of the network too, which is not a module of this one."""
@@ -268,11 +276,15 @@ class Rows(Shell):
 def _axes_of(tensor: Tensor, size: int) -> list[int | None]:
     """Return the axes of a tensor that may run over samples, the likeliest first; None: the tensor has no such axis."""
     axes = [axis for axis, length in enumerate(tensor.shape) if length == size]
-    return [0, None, *axes[1:]] if 0 in axes else [None, *axes]
+    if 0 in axes:
+        return [0, None, *axes[1:]]
+    return [None, *axes]
 
 
 def _off(far: float, size: float) -> float:
-    return far / size if size else far
+    if size:
+        return far / size
+    return far
 
 
 def far(first: Tensor, other: Tensor) -> float:
@@ -282,4 +294,6 @@ def far(first: Tensor, other: Tensor) -> float:
     off = torch.where(
         first.isnan() & other.isnan() | (first == other), 0.0, (first - other).abs()
     )
-    return float(off.max()) if off.numel() else 0.0
+    if off.numel():
+        return float(off.max())
+    return 0.0

@@ -65,7 +65,9 @@ class Asked(OfNetwork):
     @property
     def meant_loss(self) -> Any:
         """The loss: cross-entropy by default, unless the network is asked for its own loss."""
-        return "cross_entropy" if self.loss is None and self.is_plain else self.loss
+        if self.loss is None and self.is_plain:
+            return "cross_entropy"
+        return self.loss
 
 
 def open_request(
@@ -92,7 +94,8 @@ def open_request(
     with differentiating(), kept_draws():
         if opener is not None:
             model = opener.wrapped(network)
-            weights = by_role(model) if weights is None or is_found else weights
+            if weights is None or is_found:
+                weights = by_role(model)
             network, inputs, targets = opener.bridge_as_network(
                 network, model, inputs, targets
             )
@@ -117,7 +120,10 @@ def any_function(asked: Asked) -> str:
     is_list = isinstance(given, list) and bool(given)
     batches, one = ("batches", given[0]) if is_list else ("batch", given)
     if not (asked.targets is None or isinstance(asked.targets, str)):
-        batches = "list(zip(inputs, targets))" if is_list else "(inputs, targets)"
+        if is_list:
+            batches = "list(zip(inputs, targets))"
+        else:
+            batches = "(inputs, targets)"
         inputs, goal = "batch[0]", "batch[1]"
     elif isinstance(one, tuple) and len(one) == 2 and asked.loss is not None:
         inputs = "batch[0]"

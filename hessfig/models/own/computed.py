@@ -179,7 +179,9 @@ class Computed(InPlace):
         """Return the value of the function for one batch, as a tensor with at least one axis."""
         with self.running(number_of(numbers, self.opaque_batches)) as (network, batch):
             value = self._read(self._functions[0](network, batch))
-            return value if value.ndim else _to_be_added(value, self._like).reshape(1)
+            if value.ndim:
+                return value
+            return _to_be_added(value, self._like).reshape(1)
 
     @contextmanager
     def running(
@@ -500,7 +502,9 @@ class Computing:
 
 def number_of(numbers: Tensor, batches: Sequence[Any]) -> int:
     """Return the number of a batch; a single batch is not read, so that no value is needed under torch.func."""
-    return int(numbers[0]) if len(batches) > 1 else 0
+    if len(batches) > 1:
+        return int(numbers[0])
+    return 0
 
 
 def _reachable(functions: Iterable[Any], network: nn.Module) -> list[Any]:
@@ -511,7 +515,10 @@ def _reachable(functions: Iterable[Any], network: nn.Module) -> list[Any]:
     """
     things = list[Any]()
     for function in functions:
-        owner = function.__self__ if isinstance(function, MethodType) else function
+        if isinstance(function, MethodType):
+            owner = function.__self__
+        else:
+            owner = function
         code = [getattr(type(owner), name, None) for name in ("__call__", "forward")]
         methods = [
             one for each in (function, *code) for one in methods_of(each, network)

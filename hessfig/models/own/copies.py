@@ -35,7 +35,9 @@ def copy_of(asked: Asked, real: torch.dtype) -> nn.Module:
 def in_place_of(asked: Asked, real: torch.dtype) -> nn.Module:
     """Return a module that runs the user's network itself, with separate parameters of type `real`."""
     network = InPlace(asked.network, real, asked.loss)
-    return only_trainable(network) if asked.is_trainable else network
+    if asked.is_trainable:
+        return only_trainable(network)
+    return network
 
 
 def cast_module(module: nn.Module, real: torch.dtype) -> nn.Module:

@@ -106,7 +106,9 @@ class InPlace(nn.Module):
 
 def in_its_place(network: nn.Module) -> Context[None]:
     """Return a context in which the user's network holds the tensors it runs with, for code that reads parameters."""
-    return network.installed() if isinstance(network, InPlace) else nullcontext()
+    if isinstance(network, InPlace):
+        return network.installed()
+    return nullcontext()
 
 
 def _mirror(
@@ -118,7 +120,10 @@ def _mirror(
             mirrored[id(parameter)] = nn.Parameter(
                 cast(parameter, real), requires_grad=parameter.requires_grad
             )
-        ours._parameters[name] = None if parameter is None else mirrored[id(parameter)]
+        if parameter is None:
+            ours._parameters[name] = None
+        else:
+            ours._parameters[name] = mirrored[id(parameter)]
     for name, tensor in theirs._buffers.items():
         if tensor is not None:
             ours._buffers[name] = mirrored.setdefault(id(tensor), cast(tensor, real))

@@ -57,7 +57,10 @@ class Checking:
     def __init__(self, request: Request) -> None:
         asked = request.opened()
         checks = Witnessing(asked) if isinstance(asked, Asked) else Computing(asked)
-        function = asked.loss if isinstance(asked, Asked) else asked.compute_loss
+        if isinstance(asked, Asked):
+            function = asked.loss
+        else:
+            function = asked.compute_loss
         # A copy may call modules of the original.
         kept = preserved(asked.network, function, numbers=False)
         with differentiating(), kept, made_on(asked.device):
@@ -66,7 +69,10 @@ class Checking:
         self.shares, self._witness = built.shares, built.problem.witness
         self.size = self._witness.size if self._witness else 0.0
         problem = replace(built.problem, memory=asked.memory)
-        self.objective = problem if request.place is None else problem.on(request.place)
+        if request.place is None:
+            self.objective = problem
+        else:
+            self.objective = problem.on(request.place)
 
     @property
     def says_something(self) -> bool:
@@ -166,7 +172,9 @@ class _Kept:
         except Exception:
             # Whatever the user's function raises: the checks of a new objective say it.
             return None
-        return found if now.are_those_of(self._sizes) else None
+        if now.are_those_of(self._sizes):
+            return found
+        return None
 
     def _sizes_now(self, request: Request) -> Sizes:
         """Return value and gradient of the user's own function, as it is now; an OwnFunction preserves what it runs."""
@@ -275,7 +283,9 @@ def _contents(thing: Any) -> Any:
     """Return batches with their mappings as dictionaries, whose entries `identity` hashes."""
     if isinstance(thing, Mapping):
         return {name: _contents(one) for name, one in thing.items()}
-    return type(thing)(map(_contents, thing)) if type(thing) in (list, tuple) else thing
+    if type(thing) in (list, tuple):
+        return type(thing)(map(_contents, thing))
+    return thing
 
 
 def size_of(objective: Objective) -> int:

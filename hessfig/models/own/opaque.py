@@ -28,9 +28,17 @@ def opaque_batches(given: Any) -> list[Any]:
     and an object with a method `to` are one batch each.
     """
     is_indexed = isinstance(given, Dataset) and hasattr(given, "__len__")
-    several = map(given.__getitem__, range(len(given))) if is_indexed else given
-    batches = given if _is_one(several) else keep_batches(several, "batches", mapped)
-    return batches if isinstance(batches, list) else [batches]
+    if is_indexed:
+        several = map(given.__getitem__, range(len(given)))
+    else:
+        several = given
+    if _is_one(several):
+        batches = given
+    else:
+        batches = keep_batches(several, "batches", mapped)
+    if isinstance(batches, list):
+        return batches
+    return [batches]
 
 
 def _is_one(given: Any) -> bool:
@@ -69,7 +77,9 @@ def _length(batch: Any) -> int | None:
     is_list = isinstance(batch, list) and all(
         isinstance(one, int | float) for one in batch
     )
-    return len(batch) if is_array or is_list or isinstance(batch, str) else None
+    if is_array or is_list or isinstance(batch, str):
+        return len(batch)
+    return None
 
 
 class _Imaged(TorchFunctionMode):

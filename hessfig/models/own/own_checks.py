@@ -132,8 +132,9 @@ def check_whole(network: nn.Module) -> None:
 
 def is_sharded(network: Any) -> bool:
     """Whether a parameter of a network is a DTensor (which no network has that does not import DTensor)."""
-    parameters = network.parameters() if isinstance(network, nn.Module) else ()
-    return any(type(one.data).__name__ == "DTensor" for one in parameters)
+    if not isinstance(network, nn.Module):
+        return False
+    return any(type(one.data).__name__ == "DTensor" for one in network.parameters())
 
 
 def check_not_sharded(sharded_batches: bool) -> None:
@@ -285,7 +286,9 @@ def shape_of(thing: Any) -> str:
         return f"tensor {'' if thing.is_nested else tuple(thing.shape)} of {str(thing.dtype).removeprefix('torch.')}"
     if isinstance(thing, tuple | list):
         return f"a {type(thing).__name__} of {len(thing)}: {first_few([type(part).__name__ for part in thing])}"
-    return f"{type(thing).__name__}" if thing is not None else "None"
+    if thing is not None:
+        return f"{type(thing).__name__}"
+    return "None"
 
 
 class Bag(nn.EmbeddingBag):

@@ -102,9 +102,10 @@ class ForeignCall:
         self._is_of_transformers = is_of_transformers(asked.network)
         given = read_batches(asked.inputs, asked.targets, real)
         takes = not asked.is_plain and _takes_labels(network, given[0])
-        self.given = (
-            [_with_labels(network, batch) for batch in given] if takes else given
-        )
+        if takes:
+            self.given = [_with_labels(network, batch) for batch in given]
+        else:
+            self.given = given
         self.results = [_called(network, batch) for batch in self.given[:most]]
 
     def split(self, loss: Any) -> Split:
@@ -181,7 +182,9 @@ class ForeignCall:
     def losses(self) -> list[Tensor]:
         """Return the loss of every batch, as returned by the network itself; empty if it returns none."""
         own = [_entry(one, "loss") for one in self.results]
-        return own if all(isinstance(one, Tensor) for one in own) else []
+        if all(isinstance(one, Tensor) for one in own):
+            return own
+        return []
 
     def with_outputs(self, loss: Any) -> Split:
         """Return the network up to the outputs, the targets, and the loss of these."""
@@ -254,7 +257,9 @@ class ForeignCall:
         is_own = torch.isclose(
             candidate.value, own, rtol=0.0, atol=off * float(terms), equal_nan=True
         ).all()
-        return candidate if is_own else None
+        if is_own:
+            return candidate
+        return None
 
     def _bare(self) -> list[Given]:
         """Return the batches without labels, if the outputs do not depend on these."""
@@ -338,7 +343,9 @@ def _entry(value: Any, name: str | int) -> Any:
             return value[name]
         return None
     if isinstance(value, Tensor):  # the network returns only its loss
-        return value if name == "loss" and not value.ndim else None
+        if name == "loss" and not value.ndim:
+            return value
+        return None
     return getattr(value, name, None)
 
 
@@ -355,12 +362,16 @@ def select_output(value: Any) -> Tensor | None:
     real = [
         one for one in entries if isinstance(one, Tensor) and one.is_floating_point()
     ]
-    return real[0] if len(real) == 1 else None
+    if len(real) == 1:
+        return real[0]
+    return None
 
 
 def _selected(found: Any, name: str | int | None) -> Tensor | None:
     output = select_output(found) if name is None else _entry(found, name)
-    return output if isinstance(output, Tensor) else None
+    if isinstance(output, Tensor):
+        return output
+    return None
 
 
 def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:

@@ -53,7 +53,8 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
         network, targets, loss = ForeignCall(asked, network, real).split(asked.loss)
         inputs = network.inputs
     batches = tensor_batches(inputs, targets, real)
-    network = KeptInputs(network) if changes_inputs(network, batches[0]) else network
+    if changes_inputs(network, batches[0]):
+        network = KeptInputs(network)
     module = loss_module(loss, real)
     outputs = [check_run(network, module, batch) for batch in batches]
     check_reached(network, batches[0])
@@ -177,7 +178,9 @@ def _outputs(network: nn.Module, inputs: Tensor) -> Any:
     """Return the result of a network without its graph; gradients are enabled, as in a training."""
     with torch.enable_grad():
         outputs = _called("the network", network, inputs)
-    return outputs.detach() if isinstance(outputs, Tensor) else outputs
+    if isinstance(outputs, Tensor):
+        return outputs.detach()
+    return outputs
 
 
 CUT = "None of the inputs have requires_grad=True"  # warning of torch in a reentrant checkpoint

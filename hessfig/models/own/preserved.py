@@ -166,14 +166,18 @@ class _State:
         if isinstance(thing, CellType):
             return self._of_cell(thing)
         if isinstance(thing, tuple):
-            return thing if len(thing) <= self.longest else ()
+            if len(thing) <= self.longest:
+                return thing
+            return ()
         if isinstance(thing, nn.Module) and not self._numbers:
             self._undo += [
                 _numbers_of(one)
                 for one in thing._buffers.values()
                 if one is not None and _is_dense(one)
             ]
-        return self._of_container(vars(thing)) if _is_open(thing) else ()
+        if _is_open(thing):
+            return self._of_container(vars(thing))
+        return ()
 
     def _of_function(self, function: FunctionType) -> list[Any]:
         if is_library(function.__module__):
@@ -247,7 +251,9 @@ class _State:
         copy = dict(thing) if isinstance(thing, dict) else list(thing)
         self._undo.append(partial(_refill, thing, copy))
         entries = list(copy.values()) if isinstance(copy, dict) else copy
-        return entries if len(entries) <= self.longest else []
+        if len(entries) <= self.longest:
+            return entries
+        return []
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -261,7 +267,9 @@ def _is_filled(cell: CellType) -> bool:
 def _names_of(function: Any) -> list[str]:
     """Return the names that a function of the user looks up."""
     is_own = isinstance(function, FunctionType) and not is_library(function.__module__)
-    return list(names_in(function.__code__)) if is_own else []
+    if is_own:
+        return list(names_in(function.__code__))
+    return []
 
 
 def _functions_of(value: Any) -> list[FunctionType]:
@@ -273,7 +281,9 @@ def _functions_of(value: Any) -> list[FunctionType]:
 def _owners(holder: Any) -> list[Any]:
     """Return a module of the user, or a class and its bases, without those of libraries; of an object, its class's."""
     if isinstance(holder, ModuleType):
-        return [] if is_library(holder.__name__) else [holder]
+        if is_library(holder.__name__):
+            return []
+        return [holder]
     kind = holder if isinstance(holder, type) else type(holder)
     return [one for one in kind.__mro__ if not is_library(one.__module__)]
 

@@ -129,7 +129,9 @@ def _twice(name: str, pair: Pair, known: _Known) -> UserError:
 
 
 def _shown(index: Any) -> str:
-    return f"[{index}]" if not isinstance(index, tuple) else str(list(index))
+    if not isinstance(index, tuple):
+        return f"[{index}]"
+    return str(list(index))
 
 
 def _check_free(name: str, remedy: str) -> None:
@@ -171,7 +173,9 @@ def _members(spec: Any) -> list[Any]:
         and isinstance(spec[0], str)
         and not _is_named(spec[1])
     )
-    return list(spec) if isinstance(spec, list | tuple) and not is_pair else [spec]
+    if isinstance(spec, list | tuple) and not is_pair:
+        return list(spec)
+    return [spec]
 
 
 def _is_named(spec: Any) -> bool:
@@ -274,7 +278,9 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
 def _from_the_front(index: Any, ndim: int) -> Any:
     """Return an index without an ellipsis and with at least one axis, since products have a further axis for probes."""
     if not ndim or not (index is Ellipsis or isinstance(index, tuple | int)):
-        return index if ndim else None
+        if ndim:
+            return index
+        return None
     given: list[Any] = list(index) if isinstance(index, tuple) else [index]
     places = list(given)
     if Ellipsis in places:
@@ -283,7 +289,9 @@ def _from_the_front(index: Any, ndim: int) -> Any:
         places[at : at + 1] = [slice(None)] * missing
     if len(places) == ndim and all(isinstance(one, int) for one in places):
         places[-1] = slice(places[-1], places[-1] + 1 or None)
-    return index if places == given else tuple(places)
+    if places == given:
+        return index
+    return tuple(places)
 
 
 def _steps_back(index: Any) -> bool:

@@ -126,7 +126,10 @@ class LinearisedNetwork:
             *side(layer, col),
             *(weight for at in sides.values() for weight in side(*at)),
         ]
-        tape = self.tape if all(weight.is_main for weight in weights) else self.merged
+        if all(weight.is_main for weight in weights):
+            tape = self.tape
+        else:
+            tape = self.merged
         cols = [_key(weight) for weight in side(layer, col)]
         row_weights = {
             key: [_key(weight) for weight in side(*at)] for key, at in sides.items()
@@ -193,9 +196,10 @@ class LinearisedColumn:
         self.rows = rows
         self.weights = [tape.parameter(weight) for weight in col]
         self.dim = sum(weight.numel() for weight in self.weights)
-        self.shape = (
-            self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
-        )
+        if len(self.weights) == 1:
+            self.shape = self.weights[0].shape
+        else:
+            self.shape = torch.Size([self.dim])
         self.like = recurrence_like(objective.network, dtype, self.dim)
 
     @property

@@ -341,7 +341,8 @@ class Builder:
             act=mlp.act,
             derivatives=DERIVATIVES[self.model.mlp],
         )
-        p = self.alike(Multiply, f"pz{index}", p, z) if isinstance(mlp, GatedMLP) else p
+        if isinstance(mlp, GatedMLP):
+            p = self.alike(Multiply, f"pz{index}", p, z)
         output = self.linear(p, f"mlp{index}", mlp.fc_out, (index, Matrix.W_out))
         total = self.sum(
             residual,

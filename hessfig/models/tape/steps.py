@@ -364,7 +364,10 @@ class Mixing(Step):
         self.weights = PATTERNS[kind](
             scores if isinstance(bias, float) else scores + bias, ~allowed
         )
-        self.pattern = self.weights if centre is None else self.weights - centre
+        if centre is None:
+            self.pattern = self.weights
+        else:
+            self.pattern = self.weights - centre
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -416,7 +419,10 @@ class Mixing(Step):
         dq, dk, dv = (None, None, None) if dxs is None else self._split_all(dxs)
         dscore = self._dscore(dq, dk)
         dpattern = self._dpattern(dscore)
-        dv_bar = self._value_cotangent(dm_bar, dpattern) if needed[2] else None
+        if needed[2]:
+            dv_bar = self._value_cotangent(dm_bar, dpattern)
+        else:
+            dv_bar = None
         if not (needed[0] or needed[1]):
             return [None, None, self._merged(dv_bar)]
         dscore_bar = self._through_cap(
@@ -429,7 +435,10 @@ class Mixing(Step):
 
     def _value_cotangent(self, dm_bar: Tangent, dpattern: Tangent) -> Tangent:
         """Return d(vbar) = A^T dmbar + dA^T mbar."""
-        dv_bar = None if dm_bar is None else _times_rows(self.pattern.mT, dm_bar)
+        if dm_bar is None:
+            dv_bar = None
+        else:
+            dv_bar = _times_rows(self.pattern.mT, dm_bar)
         if dpattern is None:
             return dv_bar
         return plus(dv_bar, _rows_times(_swapped(dpattern), self._m_bar))
@@ -441,7 +450,10 @@ class Mixing(Step):
 
         It differentiates Sbar = a'[Abar] with Abar = mbar v^T; a' is symmetric.
         """
-        dpattern_bar = None if dm_bar is None else _rows_times(dm_bar, self.v.mT)
+        if dm_bar is None:
+            dpattern_bar = None
+        else:
+            dpattern_bar = _rows_times(dm_bar, self.v.mT)
         if dv is not None:
             dpattern_bar = plus(dpattern_bar, _swapped(_rows_times(dv, self._m_bar.mT)))
         if dpattern_bar is None:
@@ -498,7 +510,10 @@ class Mixing(Step):
 
     def _dscore(self, dq: Tangent, dk: Tangent) -> Tangent:
         """Return dT = dq k^T / c + q dk^T / c."""
-        dscore = None if dq is None else _rows_times(dq, self.k.mT) / self.scale
+        if dq is None:
+            dscore = None
+        else:
+            dscore = _rows_times(dq, self.k.mT) / self.scale
         if dk is not None:
             dscore = plus(dscore, _swapped(_rows_times(dk, self.q.mT)) / self.scale)
         return dscore

@@ -245,7 +245,10 @@ class LinearMap(Step):
         """Return dybar W + ybar dW."""
         if not needed[0]:
             return [None]
-        first = None if dy_bar is None else times_transposed(dy_bar, self.weight.T)
+        if dy_bar is None:
+            first = None
+        else:
+            first = times_transposed(dy_bar, self.weight.T)
         dw = self.perturbed.get(WEIGHT)
         return [
             first if dxs is None or dw is None else plus(first, self._from_weight(dw))
