@@ -387,6 +387,12 @@ REFUSED = {
         loss_of(_of_outputs, small()(X)),
         loss_of(_of_outputs, small()(X).detach()),
     ),
+    "a batch without numbers": (
+        "a tensor of a batch is on the device meta",
+        "a tensor with numbers, on the CPU or a card",
+        loss_of(squares, {"x": X.to("meta")}),
+        loss_of(lambda network, batch: squares(network, batch["x"]), {"x": X}),
+    ),
     "a lock in a batch": (
         "a batch cannot be copied",
         "leave files, locks",

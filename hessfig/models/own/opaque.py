@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from hessfig.errors import UserError, first_few
 from hessfig.models.own.batches import keep_batches
-from hessfig.models.own.own_checks import shape_of, words_of
+from hessfig.models.own.own_checks import REMEDIES, shape_of, words_of
 
 Image = Callable[[Tensor], Tensor]
 
@@ -138,7 +138,14 @@ def mapped(batch: Any, image: Image = twin, network: nn.Module | None = None) ->
 
 
 def _check_constant(tensor: Tensor) -> None:
-    """Raise UserError for a tensor that was computed from parameters, whose changes it would not follow."""
+    """Raise UserError for a tensor without numbers, or computed from parameters, whose changes it would not follow."""
+    if tensor.is_meta:
+        raise UserError(
+            "batches: a tensor of a batch is on the device meta",
+            got=shape_of(tensor),
+            allowed="tensors with numbers",
+            remedy=REMEDIES["meta"],
+        )
     if tensor.grad_fn is None:
         return
     raise UserError(

@@ -237,7 +237,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         remedy = "leave empty batches out"
         if odd:
             what = f"a tensor that is {odd}"
-            remedy = _REMEDIES.get(odd, "tensor.to_dense()")
+            remedy = REMEDIES.get(odd, "tensor.to_dense()")
         raise UserError(
             f"{name}: {what}",
             got=shape_of(tensor),
@@ -246,7 +246,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         )
 
 
-_REMEDIES = {
+REMEDIES = {
     "complex": "torch.view_as_real(tensor)",
     "quantized": "tensor.dequantize()",
     "meta": "a tensor with numbers, on the CPU or a card: this one has a shape alone",
