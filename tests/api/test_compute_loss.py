@@ -1,6 +1,7 @@
 """hessfig.Problem(network, batches, compute_loss=f): any function on any batch, against dense double backward."""
 
 import copy
+import random
 import re
 import secrets
 import sys
@@ -8,6 +9,7 @@ import types
 import warnings
 from threading import Lock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -612,6 +614,32 @@ def test_a_table_says_what_was_taken():
     record = hessfig.measure(given, blocks=["all"]).attrs["witness"]
     assert (record["batches"], record["batch_weights"]) == (2, "2, 1")
     assert "same state" in record["random"]
+
+
+GLOBAL_DRAWS = {
+    "torch": lambda: torch.rand(()),
+    "numpy": np.random.rand,
+    "python": random.random,
+}
+
+
+@pytest.mark.parametrize("draw", GLOBAL_DRAWS.values(), ids=GLOBAL_DRAWS)
+def test_what_a_loss_draws_is_the_same_in_every_call(draw):
+    """One draw for all batches, whichever generator it comes from."""
+
+    def loss(network, batch):
+        return squares(network, batch) * (1 + float(draw()))
+
+    network, batches = small().double(), [X.double(), X.double() + 1]
+    found = hessfig.Problem(network, batches, compute_loss=loss).operator("all").dense()
+
+    def mean():
+        return sum(squares(network, batch) for batch in batches) / 2
+
+    truth = hessian(mean, [*network.parameters()])
+    scale = found.norm() / truth.norm()
+    assert 1 < scale < 2
+    assert torch.allclose(found, scale * truth, rtol=1e-10)
 
 
 RAGGED = [X[:2], X[2:], X[:1]]
