@@ -37,7 +37,7 @@ figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make fig
 test: $(READY) ## run the tests of every day, on up to four cores (README.md has the minutes)
 	$(TEST) -m "not long and not slow and not browser"
 
-test-long: $(READY) ## run the tests that `make test` leaves out: deep grids, nulls, many sizes (45 minutes on two cores)
+test-long: $(READY) ## run the tests that `make test` leaves out: deep grids, nulls, many sizes (30 minutes on two cores)
 	$(TEST) -m "long and not slow and not browser"
 
 test-all: test test-long ## run all tests, as CI does
