@@ -126,7 +126,8 @@ def check_command(command: str) -> None:
         "pip": _pip,
         ".": _activate,
     }
-    assert words and words[0] in known, f"no such program: {command}"
+    assert words, f"no such program: {command}"
+    assert words[0] in known, f"no such program: {command}"
     known[words[0]](words[1:])
 
 

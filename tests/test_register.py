@@ -204,20 +204,21 @@ def test_no_verb_replaces_a_file_of_the_users(cli, swept, tmp_path, verb):
     path = tmp_path / name
     for _ in range(2):  # what it wrote itself, it replaces
         answer = cli(*words)
-        assert answer.code == 0 and path.is_file(), answer.out + answer.err
+        assert answer.code == 0, answer.out + answer.err
+        assert path.is_file(), answer.out + answer.err
     for spoil in (_edited, _a_folder):
         # A folder for a table is refused before.
         if not (verb.startswith("run") and spoil is _a_folder):
             spoil(path)
         before = _state(tmp_path)
         answer = cli(*words)
-        assert answer.code == 2 and "mv " in answer.err, answer.out + answer.err
+        assert answer.code == 2, answer.out + answer.err
+        assert "mv " in answer.err, answer.out + answer.err
         changed = {
             key for key, value in _state(tmp_path).items() if before.get(key) != value
         }
-        assert str(path) not in changed and set(before) <= set(_state(tmp_path)), (
-            changed
-        )
+        assert str(path) not in changed, changed
+        assert set(before) <= set(_state(tmp_path)), changed
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,8 @@ def test_a_place_that_is_named_is_not_that_of_another_kind(cli, swept, tmp_path,
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     before = _state(tmp_path)
     answer = cli(*words)
-    assert answer.code == 2 and "remedy" in answer.err, answer.out + answer.err
+    assert answer.code == 2, answer.out + answer.err
+    assert "remedy" in answer.err, answer.out + answer.err
     assert _state(tmp_path) == before
 
 

@@ -38,11 +38,9 @@ def test_every_picture_of_the_gallery_has_a_sentence():
 def test_sentences_are_short_and_without_names_of_the_code():
     for figure in shipped_figures():
         for words in figure.seen.values():
-            assert (
-                20 < len(words) <= LONGEST
-                and not _IDENTIFIER.search(words)
-                and words[-1] != "."
-            ), words
+            assert 20 < len(words) <= LONGEST, words
+            assert not _IDENTIFIER.search(words), words
+            assert words[-1] != ".", words
 
 
 def manifested(folder, *words, sweep="sigma", **counts):

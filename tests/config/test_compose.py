@@ -258,7 +258,8 @@ def test_every_setting_has_a_line_of_help():
     ]
     assert groups == list(GROUPS)
     for key, setting in settings().items():
-        assert setting.about and setting.kind, key
+        assert setting.about, key
+        assert setting.kind, key
 
 
 def test_the_defaults_are_the_papers():

@@ -182,7 +182,8 @@ def test_every_setting_has_a_role_and_a_verb():
 
 def test_defaults_and_examples_are_allowed():
     for setting in settings().values():
-        assert setting.about and setting.kind, setting.key
+        assert setting.about, setting.key
+        assert setting.kind, setting.key
     for key, low in (
         ("seeds", 0),
         ("training.momentum", 1.0),

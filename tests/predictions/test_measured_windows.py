@@ -62,7 +62,8 @@ def test_exponents_by_window_and_centring(network, tmp_path):
     slopes = run.slopes()
     counted = slopes[slopes["prediction"] == "exponent"]
     off = counted[~((counted["slope"] - counted["predicted"]).abs() < 0.45)]
-    assert len(counted) > 30 and off.empty, off[
+    assert len(counted) > 30
+    assert off.empty, off[
         ["variant", "layer", "row", "col", "part", "slope", "predicted"]
     ]
     zero = slopes[slopes["prediction"] == "structural zero"]

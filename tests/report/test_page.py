@@ -26,7 +26,8 @@ def test_a_sweep_has_figure_slopes_verdicts_and_links(cli, tmp_path):
     write(tmp_path / "outputs")
     answer = cli("report")
     text = (tmp_path / "outputs/report.html").read_text()
-    assert answer.code == 0 and "sweeps: 1, pictures: 1" in answer.out, answer.err
+    assert answer.code == 0, answer.err
+    assert "sweeps: 1, pictures: 1" in answer.out, answer.err
     assert "data:image/png;base64," in text
     assert "hessfig plot figure=3a" in text
     assert "agrees: 5, structural zero: 1" in text

@@ -123,6 +123,5 @@ def test_a_training_stopped_at_every_update(tmp_path, kind, dtype):
 def assert_same(found, expected, where):
     assert set(found) == set(expected)
     for key, tensor in expected.items():
-        assert found[key].stride() == tensor.stride() and torch.equal(
-            found[key], tensor
-        ), f"{key}: {where}"
+        assert found[key].stride() == tensor.stride(), f"{key}: {where}"
+        assert torch.equal(found[key], tensor), f"{key}: {where}"

@@ -98,7 +98,8 @@ class Shown:
         return self
 
     def update(self, form, *, raw):
-        assert raw and self.states, "nothing to update"
+        assert raw, "nothing to update"
+        assert self.states, "nothing to update"
         self.states.append(form)
 
 

@@ -50,9 +50,11 @@ def test_the_same_command_mends_a_study(cli, tmp_path):
         damage(folder)
         answer = cli("plot", "figure=bounds", "figure.formats=[svg]")
         if name in EDITS:
-            assert (
-                answer.code == 2 and "contains what hessfig did not write" in answer.err
-            ), (name, answer.err)
+            assert answer.code == 2, (name, answer.err)
+            assert "contains what hessfig did not write" in answer.err, (
+                name,
+                answer.err,
+            )
             for path in (folder / "looseness.csv", folder / studies.SEAL):
                 path.rename(tmp_path / f"{name}, {path.name}")
             answer = cli("plot", "figure=bounds", "figure.formats=[svg]")
