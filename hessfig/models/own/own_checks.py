@@ -286,9 +286,9 @@ def shape_of(thing: Any) -> str:
         return f"tensor {'' if thing.is_nested else tuple(thing.shape)} of {str(thing.dtype).removeprefix('torch.')}"
     if isinstance(thing, tuple | list):
         return f"a {type(thing).__name__} of {len(thing)}: {first_few([type(part).__name__ for part in thing])}"
-    if thing is not None:
-        return f"{type(thing).__name__}"
-    return "None"
+    if thing is None:
+        return "None"
+    return type(thing).__name__
 
 
 class Bag(nn.EmbeddingBag):
